@@ -1,0 +1,1 @@
+"""The engine: tree, lifecycle, scenes, storage. Depends on contracts only."""
