@@ -38,6 +38,8 @@ class Usage:
     cache_read_tokens: int | None = None
     cache_creation_tokens: int | None = None
     cost_usd: float | None = None
+    context_tokens: int | None = None
+    """Tokens in the model's context when last told; often all that an unfinished turn reveals."""
     source: str = "none"
 
 
@@ -90,7 +92,10 @@ class SessionContext:
     oracle: Path | None = None
     """The task's reference solution, for the oracle only."""
     oracle_target: str = "/oracle"
+    oracle_command: str = "./solve.sh"
     oracle_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    redact: Callable[[bytes], bytes] = bytes
+    """Masks secrets in raw output before it is written under ``logs``."""
     idle_timeout: float | None = None
     cancel_grace: float = 5.0
 

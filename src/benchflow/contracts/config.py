@@ -104,6 +104,10 @@ class RolloutConfig:
     """``shared`` or ``isolated``; ``None`` takes the task's, then ``shared``."""
     hardening: bool = True
     skip_verify: bool = False
+    identity: str | None = None
+    """Digest of everything that makes two rollouts comparable; set by the job's plan."""
+    retries: int = 0
+    """How many earlier attempts of this planned rollout were thrown away."""
 
     def __post_init__(self) -> None:
         if self.environment and self.sandbox and self.environment != self.sandbox:

@@ -23,7 +23,7 @@
         ├── ModelError (ConnectionError)
         │   ├── EndpointError                  refused, lost, or 5xx after every retry
         │   ├── EndpointRejectedError          4xx: key, model name or request
-        │   └── BudgetError                    a token, cost or call budget ended the rollout
+        │   └── BudgetError                    scored: a token, cost or call budget ended it
         ├── VerifierError (RuntimeError)
         │   ├── RewardFileError                missing, stale, malformed or contradicting reward file
         │   ├── VerifierTimeoutError (TimeoutError)
@@ -170,7 +170,7 @@ class EndpointRejectedError(ModelError):
 
 
 class BudgetError(ModelError):
-    category = "budget"
+    category, attribution = "budget", "score"
 
 
 class VerifierError(RolloutError, RuntimeError):
@@ -197,3 +197,11 @@ class RolloutCancelled(RolloutError):
     """The job was interrupted while this rollout ran; resume runs it again."""
 
     category = "cancelled"
+
+
+def model_failure(category: str, message: str) -> RolloutError:
+    """The exception for a failure the gateway reports by category."""
+    for cls in (EndpointError, EndpointRejectedError, BudgetError, ContextLimitError):
+        if cls.category == category:
+            return cls(message)
+    return ModelError(message)

@@ -133,6 +133,10 @@ class Result(Record):
         return (self.rewards or {}).get("reward")
 
 
+RolloutResult = Result
+"""Its name in the public API."""
+
+
 class TokenCompletion(Record):
     index: int
     token_ids: list[int] | None = None

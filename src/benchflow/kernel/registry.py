@@ -14,22 +14,23 @@ from benchflow.contracts.errors import PrerequisiteError, UsageError
 
 BUILTIN: dict[str, dict[str, str]] = {
     "sandboxes": {"local": "benchflow.sandboxes.local.provider:LocalProvider"},
-    "agents": {},
     "rewards": {"script": "benchflow.rewards.script:ScriptReward"},
     "gateways": {"default": "benchflow.gateway.server:GatewayServer"},
-    "tasks": {"default": "benchflow.tasks.load:load_task"},
+    "agent_catalogs": {"default": "benchflow.agents.catalog:load"},
+    "task_loaders": {"default": "benchflow.tasks.load:load_task"},
 }
-"""Agents other than these are declarations; ``benchflow.agents.catalog`` reads them."""
+
+_SINGULAR = {"sandboxes": "sandbox"}
 
 
 def names(kind: str) -> list[str]:
     plugins = {point.name for point in entry_points(group=f"benchflow.{kind}")}
-    return sorted(set(BUILTIN[kind]) | plugins)
+    return sorted(set(BUILTIN.get(kind, {})) | plugins)
 
 
 def resolve(kind: str, name: str) -> Any:
     """Import and return the class or function behind ``name``."""
-    target = BUILTIN[kind].get(name)
+    target = BUILTIN.get(kind, {}).get(name)
     if target is None and ":" in name:
         target = name
     if target is not None:
@@ -37,7 +38,7 @@ def resolve(kind: str, name: str) -> Any:
     for point in entry_points(group=f"benchflow.{kind}", name=name):
         return point.load()
     raise UsageError(
-        f"unknown {kind.removesuffix('es') if kind == 'sandboxes' else kind.removesuffix('s')} {name!r}",
+        f"unknown {_SINGULAR.get(kind, kind.removesuffix('s'))} {name!r}",
         fix=f"known: {', '.join(names(kind))}; or give a dotted path package.module:Class",
     )
 
