@@ -1,0 +1,192 @@
+"""An agent as data: one TOML file that says what it is and how it is started.
+
+    name = "…"            what the user types; ``aliases = […]`` are other names for it
+    kind = "builtin"      runs in the engine, made by ``factory``; or ``"acp"``: a process that
+                          speaks the Agent Client Protocol on its standard input and output
+    factory = "pkg.mod:Class"   called with the declaration; an ``acp`` agent may leave it out
+    description, version, auth, dialect, needs_model, runs_as_root, session_fork
+
+    [start]               command = [argv…], for ``acp``
+    [env]                 templates: {base_url} {api_key} {model} {effort} {workspace} {home}
+    [state]               paths = […]: what must be copied to fork or resume a session
+    [quirks]              mode, model_option, effort_option, handshake_timeout
+    [options]             whatever the factory understands
+    [help]                usage = "…": shown by ``bench agent show``
+
+Unknown keys are refused, so that a misspelt key is never silently ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from benchflow.contracts.agent import AgentCapabilities, SessionContext
+from benchflow.contracts.errors import UsageError
+
+FORK_LEVELS = ("fork", "resume", "replay", "fresh")
+_PLACEHOLDER = re.compile(r"\{(base_url|api_key|model|effort|workspace|home)\}")
+_TOP: dict[str, type] = {
+    "name": str,
+    "aliases": list,
+    "kind": str,
+    "factory": str,
+    "description": str,
+    "version": str,
+    "auth": str,
+    "dialect": str,
+    "needs_model": bool,
+    "runs_as_root": bool,
+    "session_fork": str,
+    "start": dict,
+    "env": dict,
+    "state": dict,
+    "quirks": dict,
+    "options": dict,
+    "help": dict,
+}
+_TABLES: dict[str, dict[str, type]] = {
+    "start": {"command": list},
+    "state": {"paths": list},
+    "quirks": {"mode": str, "model_option": str, "effort_option": str, "handshake_timeout": float},
+    "help": {"usage": str},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One agent declaration; see the module docstring for what each field means."""
+
+    name: str
+    kind: Literal["builtin", "acp"]
+    description: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    factory: str | None = None
+    version: str | None = None
+    auth: str = "none"
+    dialect: str | None = None
+    needs_model: bool = True
+    runs_as_root: bool = False
+    session_fork: Literal["fork", "resume", "replay", "fresh"] = "fresh"
+    start: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    state_paths: tuple[str, ...] = ()
+    mode: str | None = None
+    model_option: str | None = None
+    effort_option: str | None = None
+    handshake_timeout: float = 60.0
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    usage: str | None = None
+
+    def capabilities(self) -> AgentCapabilities:
+        return AgentCapabilities(
+            needs_model=self.needs_model,
+            runs_inside=self.kind == "acp",
+            runs_as_root=self.runs_as_root,
+            session_fork=self.session_fork,
+            dialect=self.dialect,
+        )
+
+    def environment(self, context: SessionContext) -> dict[str, str]:
+        """The declared variables with their templates filled in, then the user's own on top.
+        A variable that names something this session does not have (a model, an effort) is left out."""
+        route = context.route
+        values = {
+            "base_url": route.inside_url if route else None,
+            "api_key": route.key if route else None,
+            "model": route.model if route else None,
+            "effort": context.reasoning_effort,
+            "workspace": context.workspace,
+            "home": f"/home/{context.user}" if context.user else "/root",
+        }
+        filled = {name: _fill(template, values) for name, template in self.env.items()}
+        return {name: value for name, value in filled.items() if value is not None} | dict(context.env)
+
+
+def _fill(template: str, values: Mapping[str, str | None]) -> str | None:
+    if any(values[match] is None for match in _PLACEHOLDER.findall(template)):
+        return None
+    return _PLACEHOLDER.sub(lambda match: values[match[1]] or "", template)
+
+
+def read(path: Path) -> Declaration:
+    """Read one declaration. Raises ``UsageError`` naming the file and the key."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", fix="make it valid TOML") from error
+    return parse(data, str(path))
+
+
+def parse(data: Mapping[str, Any], source: str) -> Declaration:
+    _check(data, _TOP, source, "")
+    for table, keys in _TABLES.items():
+        _check(data.get(table, {}), keys, source, f"{table}.")
+    for name, value in data.get("env", {}).items():
+        if not isinstance(value, str):
+            raise UsageError(f"{source}: env.{name} is not a string", fix="quote the value")
+    for key in ("name", "kind", "description"):
+        if key not in data:
+            raise UsageError(f"{source}: {key} is missing", fix=f"add {key} = …")
+    _check_choices(data, source)
+    quirks = data.get("quirks", {})
+    return Declaration(
+        name=data["name"],
+        kind=data["kind"],
+        description=data["description"],
+        source=source,
+        aliases=_strings(data.get("aliases", []), source, "aliases"),
+        factory=data.get("factory"),
+        version=data.get("version"),
+        auth=data.get("auth", "none"),
+        dialect=data.get("dialect"),
+        needs_model=data.get("needs_model", True),
+        runs_as_root=data.get("runs_as_root", False),
+        session_fork=data.get("session_fork", "fresh"),
+        start=_strings(data.get("start", {}).get("command", []), source, "start.command"),
+        env=data.get("env", {}),
+        state_paths=_strings(data.get("state", {}).get("paths", []), source, "state.paths"),
+        mode=quirks.get("mode"),
+        model_option=quirks.get("model_option"),
+        effort_option=quirks.get("effort_option"),
+        handshake_timeout=float(quirks.get("handshake_timeout", 60.0)),
+        options=data.get("options", {}),
+        usage=data.get("help", {}).get("usage"),
+    )
+
+
+def _check_choices(data: Mapping[str, Any], source: str) -> None:
+    if data["kind"] not in ("builtin", "acp"):
+        raise UsageError(f"{source}: kind = {data['kind']!r}", fix="use builtin or acp")
+    if data.get("session_fork", "fresh") not in FORK_LEVELS:
+        raise UsageError(
+            f"{source}: session_fork = {data['session_fork']!r}", fix=f"use one of {', '.join(FORK_LEVELS)}"
+        )
+    if data["kind"] == "builtin" and "factory" not in data:
+        raise UsageError(f"{source}: factory is missing", fix='add factory = "package.module:Class"')
+    if data["kind"] == "acp" and not ("start" in data or "factory" in data):
+        raise UsageError(f"{source}: start.command is missing", fix="add [start] command = [argv…]")
+
+
+def _check(table: Any, keys: Mapping[str, type], source: str, prefix: str) -> None:
+    if not isinstance(table, dict):
+        raise UsageError(f"{source}: {prefix.rstrip('.')} is not a table")
+    for key, value in cast("dict[str, Any]", table).items():
+        wanted = keys.get(key)
+        if wanted is None:
+            raise UsageError(f"{source}: unknown key {prefix}{key}", fix=f"known: {', '.join(sorted(keys))}")
+        accepted = (int, float) if wanted is float else (wanted,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+            raise UsageError(f"{source}: {prefix}{key} is not a {wanted.__name__}")
+
+
+def _strings(values: list[Any], source: str, key: str) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str):
+            raise UsageError(f"{source}: {key} holds {value!r}, which is not a string")
+    return tuple(values)

@@ -1,0 +1,134 @@
+"""The agent that runs the task's own reference solution, as root."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from benchflow.agents import events
+from benchflow.agents.declaration import Declaration
+from benchflow.contracts.agent import (
+    AgentCapabilities,
+    AskUserHandler,
+    SessionContext,
+    SessionState,
+    StopReason,
+    Usage,
+)
+from benchflow.contracts.errors import TaskError
+from benchflow.contracts.sandbox import ExecResult, Sandbox
+from benchflow.kernel import storage
+
+STDERR_TAIL = 2000
+"""Characters of a failed solution's stderr kept in the event."""
+
+
+class OracleAgent:
+    """Uploads the reference solution, runs it and takes it away again."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.name = declaration.name
+        self.version = declaration.version
+        self._declaration = declaration
+
+    def capabilities(self) -> AgentCapabilities:
+        return self._declaration.capabilities()
+
+    async def install(self, sandbox: Sandbox) -> None:
+        return
+
+    async def connect(
+        self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None
+    ) -> OracleSession:
+        if context.oracle is None:
+            raise TaskError(
+                "the task has no reference solution", fix="add oracle/solve.sh, or run another agent"
+            )
+        return OracleSession(sandbox, context, context.oracle)
+
+
+class OracleSession:
+    """Each prompt runs the solution once. A solution that fails ends the turn like any other:
+    the verifier decides, and the exit code and stderr are in the record and in ``agent/``."""
+
+    session_id = "oracle"
+    usage = Usage()
+
+    def __init__(self, sandbox: Sandbox, context: SessionContext, solution: Path) -> None:
+        self._sandbox = sandbox
+        self._context = context
+        self._solution = solution
+        self.n_tool_calls = 0
+
+    async def prompt(self, text: str) -> StopReason:
+        context = self._context
+        context.record(events.user_message(text))
+        self.n_tool_calls += 1
+        call = events.tool_call(
+            f"oracle-{self.n_tool_calls}",
+            title=context.oracle_command,
+            input={"command": context.oracle_command},
+        )
+        context.record(call)
+        result = await self._run()
+        self._keep(result)
+        context.record(
+            events.tool_result(
+                call,
+                output=result.out,
+                exit_code=result.exit_code,
+                status="completed" if result.ok else "failed",
+            )
+        )
+        if not result.ok:
+            context.record(_failure(context.oracle_command, result))
+        context.record(events.turn_end(StopReason.END_TURN))
+        return StopReason.END_TURN
+
+    async def _run(self) -> ExecResult:
+        context, sandbox = self._context, self._sandbox
+        target = context.oracle_target
+        await sandbox.upload(self._solution, target, owner="root")
+        try:
+            return await sandbox.exec(
+                _inside(context.oracle_command, target),
+                cwd=context.workspace,
+                env=dict(context.env) | dict(context.oracle_env),
+            )
+        finally:
+            await sandbox.exec(["rm", "-rf", "--", target])
+
+    def _keep(self, result: ExecResult) -> None:
+        context = self._context
+        for name, data in (("stdout.txt", result.stdout), ("stderr.txt", result.stderr)):
+            storage.write_bytes(context.logs / name, context.redact(data), sync=False)
+
+    async def cancel(self) -> None:
+        return
+
+    def on_ask_user(self, handler: AskUserHandler) -> None:
+        return
+
+    async def fork_state(self) -> SessionState:
+        return SessionState("fork")
+
+    async def close(self) -> None:
+        return
+
+
+def _inside(command: str, target: str) -> str:
+    """``./solve.sh`` is relative to the solution, while the work happens in the workspace.
+    Packages often lose the executable bit on their way, so it is set."""
+    if not command.startswith("./"):
+        return command
+    script = shlex.quote(f"{target.rstrip('/')}/{command[2:].split()[0]}")
+    return " ".join(["chmod +x", script, "&&", script, *command.split()[1:]])
+
+
+def _failure(command: str, result: ExecResult) -> events.Event:
+    how = "timed out" if result.timed_out else f"exited with code {result.exit_code}"
+    return events.error(
+        f"the reference solution {command} {how}",
+        exit_code=result.exit_code,
+        stderr=result.err[-STDERR_TAIL:],
+    )
