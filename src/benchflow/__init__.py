@@ -37,7 +37,35 @@ _HOMES = {
     "load_task": "benchflow.tasks.load",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "Agent",
+    "BenchflowError",
+    "Environment",
+    "Evaluation",
+    "EvaluationConfig",
+    "EvaluationResult",
+    "ExecResult",
+    "Job",
+    "RetryConfig",
+    "RewardEvent",
+    "Role",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutEvent",
+    "RolloutResult",
+    "RuntimeConfig",
+    "Sandbox",
+    "SandboxProvider",
+    "Scene",
+    "Task",
+    "Turn",
+    "VerifyResult",
+    "__version__",
+    "load_job",
+    "load_task",
+    "run",
+    "stream_rollouts",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -58,5 +86,30 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from benchflow.contracts.config import Role, RolloutConfig, Scene, Turn
-    from benchflow.kernel.rollout import Rollout
+    __version__: str
+    from benchflow.contracts.config import Role as Role
+    from benchflow.contracts.config import RolloutConfig as RolloutConfig
+    from benchflow.contracts.config import Scene as Scene
+    from benchflow.contracts.config import Turn as Turn
+    from benchflow.contracts.errors import BenchflowError as BenchflowError
+    from benchflow.contracts.records import RolloutResult as RolloutResult
+    from benchflow.contracts.reward import RewardEvent as RewardEvent
+    from benchflow.contracts.reward import VerifyResult as VerifyResult
+    from benchflow.contracts.sandbox import ExecResult as ExecResult
+    from benchflow.contracts.sandbox import Sandbox as Sandbox
+    from benchflow.contracts.sandbox import SandboxProvider as SandboxProvider
+    from benchflow.contracts.task import Task as Task
+    from benchflow.jobs.config import EvaluationConfig as EvaluationConfig
+    from benchflow.jobs.config import RetryConfig as RetryConfig
+    from benchflow.jobs.evaluation import Evaluation as Evaluation
+    from benchflow.jobs.evaluation import EvaluationResult as EvaluationResult
+    from benchflow.jobs.facade import Agent as Agent
+    from benchflow.jobs.facade import Environment as Environment
+    from benchflow.jobs.facade import RuntimeConfig as RuntimeConfig
+    from benchflow.jobs.facade import run as run
+    from benchflow.jobs.load import Job as Job
+    from benchflow.jobs.load import load_job as load_job
+    from benchflow.kernel.events import RolloutEvent as RolloutEvent
+    from benchflow.kernel.rollout import Rollout as Rollout
+    from benchflow.tasks.load import load_task as load_task
+    from benchflow.training.stream import stream_rollouts as stream_rollouts

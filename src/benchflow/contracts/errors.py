@@ -62,8 +62,7 @@ class BenchflowError(Exception):
 
 
 def _rebuild(cls: type[BenchflowError], state: dict[str, object]) -> BenchflowError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, state.get("message", ""))
+    error = cls(str(state.get("message", "")))
     error.__dict__.update(state)
     return error
 
