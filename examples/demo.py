@@ -1,0 +1,51 @@
+"""The main job in one minute: a group of four scored rollouts, with advantages.
+
+Runs on this machine alone: a scripted policy instead of a model, sandboxes made of Linux
+namespaces instead of containers. Start it with ``make demo``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import benchflow as bf
+
+HERE = Path(__file__).parent
+JOBS = Path("jobs/demo")
+
+
+async def main() -> None:
+    print("Four rollouts of one policy on one task, each in a sandbox of its own:\n")
+    evaluation = bf.Evaluation(
+        tasks_dir=HERE / "tasks" / "half-life",
+        jobs_dir=JOBS,
+        config=bf.EvaluationConfig(
+            agent="mini",
+            model=f"scripted/{HERE / 'policies' / 'half-life.yaml'}",
+            sandbox="local",
+            trials=4,
+            concurrency=4,
+        ),
+    )
+    result = await evaluation.run()
+
+    print("\nWhat a trainer receives:\n")
+    async for row in bf.stream_rollouts(result.path, follow=False, group_size=4):
+        reward, advantage = row["reward"], row["advantage"]
+        tokens = sum(len(segment["completion_ids"]) for segment in row["segments"])
+        print(f"  {row['rollout']}  reward {reward:.3f}  advantage {advantage:+.3f}  {tokens} tokens in segments")
+
+    print(f"""
+Files: {result.path}
+  each rollout has result.json, its exact tokens in trajectory/llm_trajectory.jsonl and the verifier's output
+
+Next:
+  bench train convert {result.path} --out train/demo.jsonl --group-advantage grpo
+  bench eval metrics {JOBS}
+  bench run examples/tasks -a oracle --sandbox local -j 4
+  (`bench` lives in .venv/bin; the pages under docs/ start with docs/quickstart.md)""")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
