@@ -18,6 +18,11 @@ BUILTIN: dict[str, dict[str, str]] = {
     "gateways": {"default": "benchflow.gateway.server:GatewayServer"},
     "agent_catalogs": {"default": "benchflow.agents.catalog:load"},
     "task_loaders": {"default": "benchflow.tasks.load:load_task"},
+    "exporters": {
+        "chat": "benchflow.training.formats.chat:rows",
+        "tokens": "benchflow.training.formats.tokens:rows",
+        "verifiers": "benchflow.training.formats.verifiers:rows",
+    },
 }
 
 _SINGULAR = {"sandboxes": "sandbox"}

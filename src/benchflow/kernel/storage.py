@@ -13,8 +13,9 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import orjson
@@ -111,6 +112,29 @@ def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        os.replace(temporary, path)
+    except BaseException as error:
+        _unlink_quietly(temporary)
+        if isinstance(error, OSError):
+            raise _pressure(error, path) from error
+        raise
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write piece by piece that takes ``path``'s place at the end of the block.
+    Whatever goes wrong inside leaves ``path`` as it was and no temporary file."""
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
+    except OSError as error:
+        raise _pressure(error, path) from error
+    try:
+        with open(fd, "wb", buffering=1 << 18) as handle:
+            os.fchmod(fd, 0o644)
+            yield handle
+            handle.flush()
+            if sync:
+                os.fsync(fd)
         os.replace(temporary, path)
     except BaseException as error:
         _unlink_quietly(temporary)
