@@ -1,0 +1,2 @@
+#!/bin/sh
+cp /oracle/pantry.py /app/pantry.py
