@@ -29,7 +29,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchflow.contracts.errors import HostPressureError, SandboxStartError
+from benchflow.contracts.errors import HostPressureError, SandboxStartError, UsageError
 from benchflow.contracts.sandbox import SandboxImage
 from benchflow.kernel.ownership import Owner, state_dir
 from benchflow.kernel.storage import dumps, read_json, write_json
@@ -39,6 +39,8 @@ FLATTEN_AT = 20
 """Layers above the base; deeper stacks make every failed lookup slower."""
 _ORPHAN_AGE = 3600.0
 """Seconds after which an upper without an owner record was surely cut off at birth."""
+BUILT = "b-"
+"""Layers whose name starts so were built from a Dockerfile instruction."""
 _SHM = Path("/dev/shm")
 
 
@@ -287,6 +289,24 @@ class LayerStore:
         self._loaded.pop(ref, None)
         self._manifest(ref).unlink(missing_ok=True)
 
+    def remove_layer(self, name: str) -> None:
+        """Remove a base's layer, the images that stand on it, and built layers that no image
+        needs any more. Raises ``UsageError`` while a running sandbox uses it."""
+        layer = self.root / "layers" / name
+        images = self.images()
+        held = {lower for path in self._uppers() for lower in _living_lowers(path)}
+        held |= {str(lower) for image in images if _lives(image.owner) for lower in image.rootfs.lowers}
+        if str(layer) in held:
+            raise UsageError(f"{name} is in use by a running sandbox", fix="wait for it, then try again")
+        for image in images:
+            if layer in image.rootfs.lowers:
+                self.remove_image(image.ref)
+        self._remove_tree(layer)
+        needed = held | {str(lower) for image in self.images() for lower in image.rootfs.lowers}
+        for path in (self.root / "layers").glob(f"{BUILT}*"):
+            if str(path) not in needed and _age(path) > _ORPHAN_AGE:
+                self._remove_tree(path)
+
     def leftovers(self) -> list[Leftover]:
         """Uppers, snapshot images and snapshot layers of owners that no longer live, unless a
         living owner's image or upper still stands on them. Remove them with ``remove``."""
@@ -297,14 +317,15 @@ class LayerStore:
                 used.update(str(lower) for lower in image.rootfs.lowers)
             else:
                 found.append(_leftover(self._manifest(image.digest), "image", image.owner))
-        places = [place for place in (self.root, self.tmpfs_root) if place]
-        for path in [path for place in places for path in sorted((place / "uppers").iterdir())]:
+        for path in self._uppers():
             owner, lowers = _read_owner(path / "owner.json")
             if owner is not None and owner.alive():
                 used.update(lowers)
             elif owner is not None or _age(path) > _ORPHAN_AGE:
                 found.append(_leftover(path, "upper", owner))
-        for record in [path for place in places for path in sorted((place / "layers").glob("*.json"))]:
+        for record in [
+            path for place in self._places() for path in sorted((place / "layers").glob("*.json"))
+        ]:
             owner, _ = _read_owner(record)
             layer = record.with_suffix("")
             if owner is not None and not owner.alive() and str(layer) not in used:
@@ -319,6 +340,12 @@ class LayerStore:
         self._remove_tree(leftover.path)
         if leftover.kind == "layer":
             _owner_path(leftover.path).unlink(missing_ok=True)
+
+    def _places(self) -> list[Path]:
+        return [place for place in (self.root, self.tmpfs_root) if place]
+
+    def _uppers(self) -> list[Path]:
+        return [path for place in self._places() for path in sorted((place / "uppers").iterdir())]
 
     def _layer_path(self, upper: Upper, name: str) -> Path:
         """Where this upper's layer goes: on the same file system, as freezing is a rename."""
@@ -403,6 +430,15 @@ def _read_owner(path: Path) -> tuple[Owner | None, list[str]]:
         return Owner.parse(record["owner"]), record.get("lowers", [])
     except (OSError, ValueError, KeyError, TypeError):
         return None, []
+
+
+def _lives(owner: Owner | None) -> bool:
+    return owner is not None and owner.alive()
+
+
+def _living_lowers(upper: Path) -> list[str]:
+    owner, lowers = _read_owner(upper / "owner.json")
+    return lowers if _lives(owner) else []
 
 
 def _leftover(path: Path, kind: str, owner: Owner | None) -> Leftover:
