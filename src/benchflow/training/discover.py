@@ -1,0 +1,160 @@
+"""Finding rollouts under a path: a jobs folder, an agent's folder, a job, or one rollout.
+
+A rollout is a folder that holds ``result.json`` or ``config.json``, is named like one, or
+is named by its job: in the plan of ``job.json`` or in a line of ``results.jsonl``. One that
+has no readable ``result.json`` is unfinished, even when it never got a folder; it is found
+all the same, because its group must know of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchflow.contracts.errors import UsageError
+from benchflow.kernel.storage import read_json, read_lines
+
+ROLLOUT_NAME = re.compile(r".+__[0-9a-f]{8}$")
+"""``<task>__<8 hex>``: known to be a rollout without looking inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rollout's folder and the folder of its job. ``path`` starts as the user typed it."""
+
+    path: str
+    job_dir: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+
+def find_rollouts(path: str | Path) -> Iterator[Found]:
+    """Yield every rollout under ``path`` once, sorted by folder at each level. Branch
+    children lie inside a rollout and are found only when ``path`` points at them."""
+    root = check_path(path)
+    if _is_rollout(root):
+        yield Found(root, os.path.dirname(os.path.abspath(root)))
+        return
+    yield from _walk(root)
+
+
+def find_jobs(path: str | Path) -> Iterator[str]:
+    """Yield the job folders under ``path`` (or the one around it), sorted."""
+    root = os.fspath(path)
+    if _is_rollout(root):
+        yield os.path.dirname(os.path.abspath(root))
+        return
+    yield from _walk_jobs(root)
+
+
+def check_path(path: str | Path) -> str:
+    """The path as a string; ``UsageError`` when it is no folder."""
+    root = os.fspath(path)
+    if not os.path.isdir(root):
+        what = "is a file, not a folder" if os.path.exists(root) else "does not exist"
+        raise UsageError(f"{root} {what}", fix="give a job, a jobs folder or a rollout folder")
+    return root
+
+
+def is_job(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("job.json", "results.jsonl"))
+
+
+def result_files(job_dir: str) -> list[str]:
+    """``results.jsonl`` and the shards ``results.<writer>.jsonl``, sorted."""
+    with os.scandir(job_dir) as entries:
+        return sorted(entry.path for entry in entries if _holds_results(entry.name))
+
+
+def _holds_results(name: str) -> bool:
+    return name.startswith("results.") and name.endswith(".jsonl") and name != "results.cut.jsonl"
+
+
+def _plan(job_dir: str) -> dict[str, dict[str, Any]]:
+    """Planned rollouts by name, in the field names of ``config.json``."""
+    path = os.path.join(job_dir, "job.json")
+    try:
+        return _read_plan(path, os.stat(path).st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _read_plan(path: str, _modified: int) -> dict[str, dict[str, Any]]:
+    try:
+        job = read_json(Path(path))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(job, dict):
+        return {}
+    shared = {"agent": job.get("agent"), "model": job.get("model"), "job": job.get("job_name")}
+    return {
+        item["name"]: {**item, "task_name": item.get("task"), **shared}
+        for item in job.get("rollouts") or ()
+        if isinstance(item, dict) and isinstance(item.get("name"), str)
+    }
+
+
+def planned(found: Found) -> dict[str, Any]:
+    """What the job planned for this rollout; empty when it planned nothing."""
+    return _plan(found.job_dir).get(found.name, {})
+
+
+def line_rollout(line: object) -> str | None:
+    """The rollout named by one line of ``results.jsonl``."""
+    if not isinstance(line, dict):
+        return None
+    name = line.get("rollout_name") or line.get("rollout")
+    return name if isinstance(name, str) and name and "/" not in name else None
+
+
+def _is_rollout(folder: str) -> bool:
+    if is_job(folder):
+        return False
+    names = ("result.json", "config.json")
+    return any(os.path.isfile(os.path.join(folder, name)) for name in names)
+
+
+def _walk(folder: str) -> Iterator[Found]:
+    present: set[str] = set()
+    results: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _holds_results(entry.name):
+                results.append(entry.path)
+            elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                present.add(entry.name)
+    listed = set(_plan(folder))
+    if not listed:
+        listed.update(name for path in results for name in _named_in_results(path))
+    for name in sorted(present | listed):
+        child = os.path.join(folder, name)
+        if name in listed or ROLLOUT_NAME.match(name) or _is_rollout(child):
+            yield Found(child, folder)
+        else:
+            yield from _walk(child)
+
+
+def _named_in_results(path: str) -> Iterator[str]:
+    for line in read_lines(Path(path)):
+        name = line_rollout(line)
+        if name is not None:
+            yield name
+
+
+def _walk_jobs(folder: str) -> Iterator[str]:
+    if not os.path.isdir(folder):
+        return
+    if is_job(folder):
+        yield folder
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            yield from _walk_jobs(entry.path)

@@ -1,0 +1,166 @@
+"""Reading one rollout: who ran what, how it ended, and what a trainer may count."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchflow.contracts.errors import UsageError
+from benchflow.contracts.records import RESULT_VERSION
+from benchflow.gateway.calls import load_calls
+from benchflow.training.calls import succeeded
+from benchflow.training.discover import Found, planned
+
+UNFINISHED = "result missing"
+CUT = "result cut short"
+
+
+@dataclass(slots=True)
+class Rollout:
+    """``result`` is the content of ``result.json``; it is empty, and ``problem`` says why,
+    when that file is missing or cut. Identity then comes from ``config.json``, the job's plan or
+    the name."""
+
+    path: str
+    job_dir: str
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def task(self) -> str:
+        return self._identity("task_name") or self.name.rpartition("__")[0] or self.name
+
+    @property
+    def task_digest(self) -> str | None:
+        return self._identity("task_digest")
+
+    @property
+    def agent(self) -> str | None:
+        return self._identity("agent")
+
+    @property
+    def model(self) -> str | None:
+        return self._identity("model")
+
+    @property
+    def job(self) -> str:
+        return self._identity("job") or os.path.basename(self.job_dir)
+
+    @property
+    def trial(self) -> int:
+        trial = self._identity("trial")
+        return trial if isinstance(trial, int) else 1
+
+    @property
+    def group_id(self) -> str | None:
+        return self._identity("group_id")
+
+    @property
+    def identity(self) -> str | None:
+        return self._identity("identity")
+
+    @property
+    def branch(self) -> str | None:
+        """``<fork>`` of a branch child at ``<rollout>/branches/<fork>/<label>``."""
+        head, fork = os.path.split(os.path.dirname(os.path.abspath(self.path)))
+        return fork if os.path.basename(head) == "branches" else None
+
+    @property
+    def policy_version(self) -> dict[str, str | None]:
+        version = self.result.get("policy_version") or {}
+        return {"first": version.get("first"), "last": version.get("last")}
+
+    @property
+    def outcome(self) -> str | None:
+        return self.result.get("outcome")
+
+    @property
+    def reward(self) -> float | None:
+        """What the verifier said; None when it said nothing."""
+        return number((self.result.get("rewards") or {}).get("reward"))
+
+    @property
+    def masked(self) -> bool:
+        return (self.result.get("attribution") or {}).get("verdict") == "mask"
+
+    @property
+    def score(self) -> float | None:
+        """The reward when a trainer may count it."""
+        return None if self.masked or self.outcome == "cancelled" else self.reward
+
+    @property
+    def error(self) -> str | None:
+        """Category of what ended the rollout early; the message when it has no category."""
+        return self.result.get("error_category") or self.result.get("error")
+
+    @property
+    def finished_at(self) -> str:
+        return self.result.get("finished_at") or ""
+
+    @property
+    def calls_path(self) -> Path:
+        return Path(self.path, "trajectory", "llm_trajectory.jsonl")
+
+    def _identity(self, name: str) -> Any:
+        value = self.result.get(name)
+        return self.config.get(name) if value is None else value
+
+
+def read_rollout(found: Found) -> Rollout:
+    """Read ``result.json``. A newer schema than ours raises ``UsageError``."""
+    rollout = Rollout(found.path, found.job_dir)
+    path = os.path.join(found.path, "result.json")
+    record = _read_dict(path)
+    if record is not None and "outcome" in record:
+        version = record.get("schema_version", 1)
+        if not isinstance(version, int) or version > RESULT_VERSION:
+            raise UsageError(
+                f"{path} has schema_version {version!r}; this benchflow reads up to {RESULT_VERSION}",
+                fix="upgrade benchflow",
+            )
+        rollout.result = record
+        return rollout
+    rollout.problem = CUT if os.path.exists(path) else UNFINISHED
+    rollout.config = _read_dict(os.path.join(found.path, "config.json")) or planned(found)
+    return rollout
+
+
+NEEDS_NO_MODEL = frozenset({"oracle", "nop", "scripted"})
+
+
+def reached_model(rollout: Rollout) -> bool:
+    """False when a rollout that has a model made no call, or every call failed. Agents that
+    need no model, and rollouts without one, have nothing to reach."""
+    if rollout.model is None or rollout.agent in NEEDS_NO_MODEL:
+        return True
+    counted = (rollout.result.get("agent_result") or {}).get("usage_details") or {}
+    calls, failed = counted.get("calls"), counted.get("failed_calls")
+    if isinstance(calls, int) and isinstance(failed, int) and calls > failed:
+        return True
+    return any(succeeded(call) for call in load_calls(rollout.calls_path))
+
+
+def _read_dict(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            record = orjson.loads(handle.read())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, else None (``true`` is not a number)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
