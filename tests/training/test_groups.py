@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -49,7 +50,7 @@ def test_advantages_sum_to_nothing_and_keep_the_order(formula, rewards):
     advantages = formula(rewards)
     assert abs(math.fsum(advantages)) < 1e-6
     by_reward = [a for _, a in sorted(zip(rewards, advantages, strict=True))]
-    assert all(low <= high + 1e-9 for low, high in zip(by_reward, by_reward[1:], strict=False))
+    assert all(low <= high + 1e-9 for low, high in itertools.pairwise(by_reward))
 
 
 @given(st.floats(0, 1), st.integers(2, 9))

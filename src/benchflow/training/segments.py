@@ -186,7 +186,7 @@ def read_sampled(call: Call, unavailable: dict[str, dict[str, int]]) -> Sampled:
         policy_version=details.get("policy_version"),
         messages=(body.get("messages") or []) if isinstance(body, dict) else [],
         prompt=prompt if has_ids else None,
-        completion=ids if has_ids else [],
+        completion=(ids or []) if has_ids else [],
         logprobs=logprobs if has_ids else None,
         token_versions=versions,
     )
