@@ -1,0 +1,108 @@
+"""``bench``: dispatch by hand, so that a resource is imported only when it is used.
+
+``bench --help`` and ``bench --version`` import nothing; each resource is a typer app in
+``benchflow.cli.<module>``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+STARTED = time.time()
+"""When this command began: jobs created later are not earlier jobs to continue."""
+
+RESOURCES: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run tasks with an agent and score them."),
+    "eval": ("eval", "Create, list, measure and resume evaluations."),
+    "train": ("train", "Turn scored rollouts into rows, groups and advantages."),
+    "tasks": ("tasks", "Check and pin task packages."),
+    "agent": ("agent", "List and describe agents."),
+    "model": ("model", "Serve the scripted model."),
+    "sandbox": ("sandbox", "Manage images and leftovers of sandboxes."),
+}
+"""Name on the command line: module under ``benchflow.cli`` and one line of help."""
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = _dispatch(list(argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would flush once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help_text())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"benchflow {version('benchflow')}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in RESOURCES:
+        return _fail(f"no such command: {name}", f"one of {', '.join(RESOURCES)}", 2)
+    return _call(name, rest)
+
+
+def _call(name: str, rest: list[str]) -> int:
+    """Import the resource and run it. What a user can fix is one line, never a traceback."""
+    import importlib
+
+    from benchflow.contracts.errors import BenchflowError
+
+    app = importlib.import_module(f"benchflow.cli.{RESOURCES[name][0]}").app
+    try:
+        code = app(args=rest, prog_name=f"bench {name}", standalone_mode=False)
+    except BenchflowError as error:
+        return _fail(error.message, error.fix, error.exit_code)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        # typer's own errors (an unknown option, a missing value) are known by their shape:
+        # their classes live in a vendored module without a public name.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _fail(error.format_message(), f"see `bench {name} --help`", 2)  # type: ignore[attr-defined]
+        if type(error).__name__ == "Abort":
+            return 130
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, fix: str | None, code: int) -> int:
+    print(f"error: {message}" + (f" ({fix})" if fix else ""), file=sys.stderr)
+    return code
+
+
+def help_text() -> str:
+    width = max(len(name) for name in RESOURCES)
+    lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in RESOURCES.items()]
+    return "\n".join(
+        [
+            "Usage: bench [--version] [--help] RESOURCE …",
+            "",
+            "Scored agent rollouts: sandboxes that start in milliseconds, exact tokens, group advantages.",
+            "",
+            "Resources (bench RESOURCE --help):",
+            *lines,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

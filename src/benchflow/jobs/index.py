@@ -1,0 +1,188 @@
+"""``index.sqlite``: a cache of what lists and metrics need, rebuilt whenever a job's files differ.
+
+The files are the truth. A job is read again when the size or time of its ``results*.jsonl``
+or ``job.json`` changed; a folder that cannot be written to is read without a cache.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchflow.contracts.errors import UsageError
+from benchflow.jobs.load import find_jobs, load_rollouts
+from benchflow.jobs.metrics import Row, row_of
+from benchflow.jobs.store import read_job, result_files
+
+INDEX_NAME = "index.sqlite"
+VERSION = 2
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, stamp TEXT, name TEXT, agent TEXT, model TEXT,
+    sandbox TEXT, created_at TEXT, trial INTEGER, planned INTEGER
+);
+CREATE TABLE IF NOT EXISTS rollouts (
+    job INTEGER, task TEXT, agent TEXT, model TEXT, kind TEXT, reward REAL, masked INTEGER,
+    error TEXT, tool_calls INTEGER, input_tokens INTEGER, output_tokens INTEGER, cost_usd REAL,
+    duration REAL
+);
+CREATE INDEX IF NOT EXISTS by_job ON rollouts (job);
+"""
+
+_COUNTS = """
+SELECT j.path, j.name, j.agent, j.model, j.sandbox, j.created_at, j.trial, j.planned,
+       COUNT(r.job), SUM(r.kind = 'passed'), SUM(r.kind = 'failed'),
+       SUM(r.kind IN ('errored', 'verifier_errored', 'unscored')), SUM(r.kind = 'cancelled'),
+       AVG(CASE WHEN r.masked = 0 THEN r.reward END)
+FROM jobs j LEFT JOIN rollouts r ON r.job = j.id GROUP BY j.id ORDER BY j.path
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of ``bench eval list``. ``finished`` counts rollouts with a result."""
+
+    path: str
+    name: str
+    agent: str | None
+    model: str | None
+    sandbox: str | None
+    created_at: str | None
+    trial: int
+    planned: int | None
+    finished: int
+    passed: int
+    failed: int
+    errored: int
+    cancelled: int
+    mean_reward: float | None
+
+
+class Index:
+    """Opens, refreshes and answers. Use as a context manager."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UsageError(f"no such folder: {root}", fix="give a folder that `bench run` wrote to")
+        self._root = root
+        self._db = _open(root)
+        self._refresh()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._db.close()
+
+    def jobs(self) -> list[Listed]:
+        return [_listed(*row) for row in self._db.execute(_COUNTS)]
+
+    def rows(self) -> list[Row]:
+        """Every rollout under the root."""
+        columns = "task, agent, model, kind, reward, masked, error, tool_calls, input_tokens, output_tokens"
+        found = self._db.execute(f"SELECT {columns}, cost_usd, duration FROM rollouts")
+        return [_row(*row) for row in found]
+
+    def _refresh(self) -> None:
+        known = dict(self._db.execute("SELECT path, stamp FROM jobs"))
+        with self._db:
+            for folder in find_jobs(self._root):
+                path = os.path.relpath(folder, self._root)
+                stamp = _stamp(folder)
+                if known.pop(path, None) != stamp:
+                    self._read(folder, path, stamp)
+            for path in known:
+                self._forget(path)
+
+    def _read(self, folder: Path, path: str, stamp: str) -> None:
+        self._forget(path)
+        try:
+            job = read_job(folder)
+        except UsageError:
+            job = {}
+        results = load_rollouts(folder)
+        first = results[0] if results else None
+        key = self._db.execute(
+            "INSERT INTO jobs (path, stamp, name, agent, model, sandbox, created_at, trial, planned)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                path,
+                stamp,
+                job.get("job_name") or folder.name,
+                job.get("agent") or (first.agent if first else None),
+                job.get("model") or (first.model if first else None),
+                job.get("sandbox") or (first.sandbox.provider if first else None),
+                job.get("created_at") or (first.started_at if first else None),
+                job.get("trial") or 1,
+                len(job["rollouts"]) if "rollouts" in job else None,
+            ),
+        ).lastrowid
+        self._db.executemany(
+            f"INSERT INTO rollouts VALUES ({', '.join('?' * 13)})",
+            ((key, *_values(row_of(result))) for result in results),
+        )
+
+    def _forget(self, path: str) -> None:
+        self._db.execute("DELETE FROM rollouts WHERE job IN (SELECT id FROM jobs WHERE path = ?)", (path,))
+        self._db.execute("DELETE FROM jobs WHERE path = ?", (path,))
+
+
+def _listed(*columns: Any) -> Listed:
+    return Listed(*columns[:9], *(count or 0 for count in columns[9:13]), columns[13])  # pyright: ignore[reportCallIssue]
+
+
+def _row(*columns: Any) -> Row:
+    return Row(*columns[:5], bool(columns[5]), *columns[6:])  # pyright: ignore[reportCallIssue]
+
+
+def _values(row: Row) -> Iterator[object]:
+    for name in Row.__slots__:
+        yield getattr(row, name)
+
+
+def _open(root: Path) -> sqlite3.Connection:
+    """The cache in ``root``; in memory when that cannot be written or is not ours."""
+    path = root / INDEX_NAME
+    try:
+        db = sqlite3.connect(path, timeout=10)
+        _prepare(db)
+    except sqlite3.DatabaseError as error:
+        if not _replaceable(error, path):
+            db = sqlite3.connect(":memory:")
+            _prepare(db)
+            return db
+        path.unlink(missing_ok=True)
+        db = sqlite3.connect(path, timeout=10)
+        _prepare(db)
+    return db
+
+
+def _replaceable(error: sqlite3.DatabaseError, path: Path) -> bool:
+    """A damaged cache is made again; one that is locked or read-only is left alone."""
+    return not isinstance(error, sqlite3.OperationalError) and os.access(path.parent, os.W_OK)
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    with closing(db.execute("PRAGMA user_version")) as cursor:
+        version = cursor.fetchone()[0]
+    if version != VERSION:
+        db.executescript("DROP TABLE IF EXISTS jobs; DROP TABLE IF EXISTS rollouts;" + _SCHEMA)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.commit()
+
+
+def _stamp(folder: Path) -> str:
+    parts: list[str] = []
+    for path in [*result_files(folder), folder / "job.json"]:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        parts.append(f"{path.name}:{found.st_size}:{found.st_mtime_ns}")
+    return ",".join(parts)

@@ -1,0 +1,241 @@
+"""Statistics of a set of rollouts. Unknown stays null: it is never counted as 0.
+
+Every number here is independent of the order of the rows, and of rewards that are null or
+not finite, which count as unscored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import NormalDist
+
+from benchflow.contracts.records import Interval, Result, Summary
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What statistics need of one rollout. ``kind`` is one of the six counts of a summary."""
+
+    task: str
+    agent: str
+    model: str | None
+    kind: str
+    reward: float | None
+    masked: bool
+    error: str | None
+    tool_calls: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_usd: float | None
+    duration: float
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "passed"
+
+    @property
+    def scored(self) -> bool:
+        """Counts in means: it has a reward that the policy earned."""
+        return self.reward is not None and not self.masked
+
+
+def row_of(result: Result) -> Row:
+    counts = result.agent_result
+    reward = result.reward
+    if reward is not None and not math.isfinite(reward):
+        reward = None
+    return Row(
+        task=result.task_name,
+        agent=result.agent,
+        model=result.model,
+        kind=kind_of(result.outcome, reward, result.verifier_error_category),
+        reward=reward,
+        masked=result.attribution.verdict == "mask",
+        error=result.error_category or result.verifier_error_category,
+        tool_calls=result.n_tool_calls,
+        input_tokens=counts.n_input_tokens,
+        output_tokens=counts.n_output_tokens,
+        cost_usd=counts.cost_usd,
+        duration=result.timing.total,
+    )
+
+
+def kind_of(outcome: str, reward: float | None, verifier_error: str | None) -> str:
+    """Which of the six counts of a summary a rollout adds to."""
+    if outcome == "cancelled":
+        return "cancelled"
+    if reward is not None:
+        return "passed" if outcome == "passed" else "failed"
+    if verifier_error:
+        return "verifier_errored"
+    return "errored" if outcome == "errored" else "unscored"
+
+
+def mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return math.fsum(found) / len(found) if found else None
+
+
+def clustered_interval(rows: Sequence[Row], level: float = LEVEL) -> Interval | None:
+    """Confidence interval of the mean reward with tasks as clusters: repeats of one task
+    are not independent. With a single task the repeats are all there is, and the interval
+    (method ``t``) speaks about that task alone. Null under two independent units."""
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.scored and row.reward is not None:
+            by_task[row.task].append(row.reward)
+    rewards = [reward for cluster in by_task.values() for reward in cluster]
+    if len(rewards) < 2:
+        return None
+    centre = math.fsum(rewards) / len(rewards)
+    if len(by_task) > 1:
+        units = len(by_task)
+        sums = [math.fsum(reward - centre for reward in cluster) for cluster in by_task.values()]
+        method = "t, clustered by task"
+    else:
+        units, sums, method = len(rewards), [reward - centre for reward in rewards], "t"
+    error = math.sqrt(math.fsum(value * value for value in sums) * units / (units - 1)) / len(rewards)
+    half = t_quantile((1 + level) / 2, units - 1) * error
+    low, high = centre - half, centre + half
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Interval(low=low, high=high, level=level, method=method)
+
+
+def t_quantile(p: float, freedom: int) -> float:
+    """Quantile of Student's t: exact for 1 and 2 degrees of freedom, else Hill's expansion
+    (Cornish-Fisher; relative error under 0.5 % from 3 up at the levels used here)."""
+    if freedom == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if freedom == 2:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    z, n = NormalDist().inv_cdf(p), freedom
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return math.fsum(term / n**power for power, term in enumerate(terms))
+
+
+def pass_at_k(scored: int, passed: int, k: int) -> float | None:
+    """Unbiased chance that at least one of ``k`` draws passes; null with fewer than ``k`` scored."""
+    if scored < k or k < 1:
+        return None
+    return 1 - comb(scored - passed, k) / comb(scored, k)
+
+
+def pass_hat_k(scored: int, passed: int, k: int) -> float | None:
+    """Unbiased chance that all of ``k`` draws pass; null with fewer than ``k`` scored."""
+    if scored < k or k < 1:
+        return None
+    return comb(passed, k) / comb(scored, k)
+
+
+def pass_tables(rows: Iterable[Row]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """``pass@k`` and ``pass^k`` averaged over tasks, for k = 1, 2, 4, … and the most repeats.
+
+    A task with fewer than k scored rollouts makes that k null: leaving it out would
+    quietly report another set of tasks.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        count = counts[row.task]
+        count[0] += 1
+        count[1] += row.scored
+        count[2] += row.scored and row.passed
+    most = max((count[0] for count in counts.values()), default=0)
+    ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
+    at: dict[str, float | None] = {}
+    hat: dict[str, float | None] = {}
+    for k in ks:
+        at[str(k)] = _mean_or_null(pass_at_k(scored, passed, k) for _, scored, passed in counts.values())
+        hat[str(k)] = _mean_or_null(pass_hat_k(scored, passed, k) for _, scored, passed in counts.values())
+    return at, hat
+
+
+def _mean_or_null(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return mean(known) if known and len(known) == len(found) else None
+
+
+def mask_rates(rows: Iterable[Row]) -> dict[str, float]:
+    """Per task, the share of rollouts that a trainer may not count; tasks without any are left out."""
+    seen: Counter[str] = Counter()
+    masked: Counter[str] = Counter()
+    for row in rows:
+        seen[row.task] += 1
+        masked[row.task] += row.masked
+    return {task: masked[task] / seen[task] for task in sorted(seen) if masked[task]}
+
+
+def summarise(
+    rows: Sequence[Row],
+    *,
+    job_name: str,
+    agent: str,
+    model: str | None,
+    sandbox: str,
+    concurrency: int,
+    elapsed_sec: float,
+    never_started: int = 0,
+    final: bool = False,
+) -> Summary:
+    """The aggregate of a job. Rollouts that were planned but never started count as cancelled."""
+    kinds = Counter(row.kind for row in rows)
+    errors = Counter(row.error for row in rows if row.error and row.reward is None)
+    if never_started:
+        errors["never_started"] = never_started
+    scored = [row.reward for row in rows if row.scored and row.reward is not None]
+    judged = sum(1 for row in rows if row.scored)
+    passed = sum(1 for row in rows if row.scored and row.passed)
+    at, hat = pass_tables(rows)
+    counted = [row for row in rows if row.input_tokens is not None and row.output_tokens is not None]
+    costs = [row.cost_usd for row in rows if row.cost_usd is not None]
+    return Summary(
+        job_name=job_name,
+        agent=agent,
+        model=model,
+        sandbox=sandbox,
+        concurrency=concurrency,
+        total=len(rows) + never_started,
+        passed=kinds["passed"],
+        failed=kinds["failed"],
+        errored=kinds["errored"],
+        verifier_errored=kinds["verifier_errored"],
+        unscored=kinds["unscored"],
+        cancelled=kinds["cancelled"] + never_started,
+        score=passed / judged if judged else None,
+        mean_reward=mean(scored),
+        interval=clustered_interval(rows),
+        pass_at_k=at,
+        pass_hat_k=hat,
+        error_categories=dict(sorted(errors.items())),
+        mask_rate=mask_rates(rows),
+        elapsed_sec=round(elapsed_sec, 3),
+        total_input_tokens=sum(row.input_tokens or 0 for row in counted) if counted else None,
+        total_output_tokens=sum(row.output_tokens or 0 for row in counted) if counted else None,
+        total_cost_usd=math.fsum(costs) if costs else None,
+        usage_coverage=round(len(counted) / len(rows), 6) if rows else None,
+        avg_reward=mean(scored),
+        avg_tool_calls=mean(float(row.tool_calls) for row in rows if row.tool_calls is not None),
+        avg_duration_sec=mean(row.duration for row in rows),
+        final=final,
+    )
+
+
+def totals_by(rows: Iterable[Row]) -> Mapping[tuple[str, str | None], list[Row]]:
+    """Rows by agent and model, in order of name."""
+    groups: dict[tuple[str, str | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.agent, row.model].append(row)
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or "")))

@@ -1,0 +1,194 @@
+"""Everything that can be wrong is found here, before any folder exists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from benchflow.contracts.agent import Agent
+from benchflow.contracts.errors import PrerequisiteError, UsageError
+from benchflow.contracts.gateway import ModelSpec
+from benchflow.contracts.task import Task
+from benchflow.jobs.config import EvaluationConfig
+from benchflow.kernel import registry
+from benchflow.kernel.env import resolve_env
+from benchflow.kernel.planes import Planes, open_planes
+from benchflow.tasks.discover import find_tasks, load_tasks
+
+NO_ENGINE = "no container engine answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A request that can run: its tasks, its agent, and the sandbox that will be used."""
+
+    tasks: tuple[Task, ...]
+    agent: Agent
+    sandbox: str
+    notes: tuple[str, ...] = ()
+
+
+async def check(config: EvaluationConfig) -> Checked:
+    """Read tasks, agent and sandbox choice. Raises one error that names every problem."""
+    if not config.agent:
+        raise UsageError("no agent was named", fix="add -a NAME; `bench agent list` shows them")
+    agent: Agent = registry.resolve("agent_catalogs", "default")(config.agent)
+    tasks = select_tasks(config)
+    _check_agent(config, agent, tasks)
+    _check_variables(config, tasks)
+    sandbox, note = await choose_sandbox(config, tasks)
+    return Checked(tuple(tasks), agent, sandbox, (note,) if note else ())
+
+
+def select_tasks(config: EvaluationConfig) -> list[Task]:
+    """The tasks named by paths, folders and globs, after ``include`` and ``exclude``.
+
+    A folder left out by its name is not even read, so that one broken task can be excluded.
+    """
+    if not config.tasks:
+        raise UsageError("no task was named", fix="give a task folder, a folder of tasks, or a glob")
+    folders = [path for path in find_tasks(config.tasks) if not _matches(path.name, config.exclude)]
+    loaded = load_tasks(folders)
+    tasks = [task for task in loaded if not _matches_task(task, config.exclude)]
+    if config.include:
+        unused = [p for p in config.include if not any(_matches_task(task, (p,)) for task in tasks)]
+        if unused:
+            raise UsageError(
+                f"--include {unused[0]} matches no task", fix=f"tasks here: {_some(t.name for t in tasks)}"
+            )
+        tasks = [task for task in tasks if _matches_task(task, config.include)]
+    if not tasks:
+        raise UsageError("no task is left", fix="loosen --include and --exclude")
+    seen: dict[str, Task] = {}
+    for task in tasks:
+        other = seen.setdefault(task.name, task)
+        if other is not task:
+            raise UsageError(
+                f"two tasks are named {task.name!r}: {other.path} and {task.path}",
+                fix="rename one, or run them as two jobs",
+            )
+    return tasks
+
+
+async def choose_sandbox(config: EvaluationConfig, tasks: Sequence[Task]) -> tuple[str, str | None]:
+    """The provider to use and, when it is not the one asked for, the line that says so.
+
+    Only the *default* choice of docker may fall back to local, and only when every task
+    declares that it may run there: a score never depends silently on which daemon was up.
+    """
+    if config.sandbox != "docker":
+        registry.resolve("sandboxes", config.sandbox)
+        return config.sandbox, None
+    problem = await _engine_problem()
+    if problem is None:
+        return "docker", None
+    others = [task.name for task in tasks if task.backend != "local"]
+    if "sandbox" in config.model_fields_set or others:
+        asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} one" if others else ""
+        raise PrerequisiteError(
+            f"{problem}{asks}",
+            fix="start one, or run with `--sandbox local` (add `--local-base host` to lend it this "
+            "machine's /usr)",
+        )
+    return "local", f"{problem}; {_some(t.name for t in tasks)} may run locally: sandbox local"
+
+
+async def _engine_problem() -> str | None:
+    if "docker" not in registry.names("sandboxes"):
+        return f"{NO_ENGINE} (this install has no docker sandbox)"
+    provider = registry.resolve("sandboxes", "docker")()
+    try:
+        await provider.preflight()
+    except PrerequisiteError as error:
+        return f"{NO_ENGINE} ({error.message})"
+    finally:
+        await provider.close()
+    return None
+
+
+def _check_agent(config: EvaluationConfig, agent: Agent, tasks: Sequence[Task]) -> None:
+    if agent.capabilities().needs_model and not config.model:
+        raise UsageError(
+            f"agent {config.agent!r} needs a model", fix="add -m provider/name, e.g. -m scripted/PATH.yaml"
+        )
+    if config.agent == "oracle":
+        without = [task.name for task in tasks if task.oracle is None]
+        if without:
+            raise UsageError(
+                f"no reference solution for the oracle in {_some(without)}", fix="add oracle/solve.sh"
+            )
+
+
+def _check_variables(config: EvaluationConfig, tasks: Sequence[Task]) -> None:
+    """Every ``${VAR}`` of the request must have a value now; all missing ones are named."""
+    problems: list[str] = []
+
+    def look(template: Mapping[str, str], where: str) -> None:
+        try:
+            resolve_env(template, where)
+        except UsageError as error:
+            problems.append(error.message)
+
+    look(config.agent_env, "--agent-env")
+    for task in tasks:
+        look(task.env, f"task {task.name}")
+        look(task.verifier.env, f"the verifier of {task.name}")
+        if config.agent == "oracle" and task.oracle is not None:
+            look(task.oracle.env, f"the oracle of {task.name}")
+    if problems:
+        raise UsageError("; ".join(problems), fix="export them first")
+
+
+async def open_checked(config: EvaluationConfig, checked: Checked) -> tuple[Planes, dict[str, Any] | None]:
+    """Open the planes a job shares and prove that its sandbox can start and its endpoint
+    answers. Returns them with what the endpoint said. Raises ``PrerequisiteError``."""
+    needs_model = checked.agent.capabilities().needs_model
+    planes = await open_planes(checked.sandbox, with_gateway=needs_model)
+    try:
+        _, secrets = resolve_env(config.agent_env, "--agent-env")
+        planes.redact.add(*secrets)
+        await planes.provider.preflight()
+        probe = dict(await planes.gateway.probe(model_spec(config))) if planes.gateway else None
+    except BaseException:
+        await planes.close()
+        raise
+    return planes, probe
+
+
+def model_spec(config: EvaluationConfig) -> ModelSpec:
+    return ModelSpec(
+        model=config.model or "",
+        policy_url=config.policy_url,
+        policy_version=config.policy_version,
+        sampling=config.all_sampling,
+        max_context=config.max_context,
+        train_mode=config.train_mode and config.usage_tracking != "off",
+    )
+
+
+def check_writable(folder: os.PathLike[str]) -> None:
+    """The jobs folder can be made and written to; says which part of the path cannot."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        raise UsageError(f"--jobs-dir {folder}: {path} is not a folder", fix="choose another folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--jobs-dir {folder}: {path} cannot be written to", fix="choose another folder")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _matches_task(task: Task, patterns: Sequence[str]) -> bool:
+    return _matches(task.name, patterns) or _matches(task.path.name, patterns)
+
+
+def _some(names: Any, most: int = 5) -> str:
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
