@@ -5,6 +5,8 @@
     │   └── TaskError                          a task package that cannot be read or run
     ├── PrerequisiteError (RuntimeError)       the machine lacks something                exit 3
     │   └── OwnedElsewhereError                another live process owns the job folder
+    ├── JobDiedError                           the job that is followed ended without finishing  exit 1
+    ├── StreamTimeoutError (TimeoutError)      nothing new came while following a job     exit 3
     └── RolloutError                           one rollout ended early; recorded as data
         ├── SandboxError (OSError)
         │   ├── ImageBuildError
@@ -85,6 +87,15 @@ class PrerequisiteError(BenchflowError, RuntimeError):
 
 class OwnedElsewhereError(PrerequisiteError):
     category = "owned"
+
+
+class JobDiedError(BenchflowError):
+    category = "job_died"
+
+
+class StreamTimeoutError(BenchflowError, TimeoutError):
+    category = "stream_timeout"
+    exit_code = 3
 
 
 class RolloutError(BenchflowError):
