@@ -1,0 +1,1 @@
+"""The door between agents and models: routes, upstreams, exact tokens, capture, the scripted model."""
