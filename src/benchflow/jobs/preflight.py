@@ -39,7 +39,8 @@ async def check(config: EvaluationConfig) -> Checked:
     tasks = select_tasks(config)
     _check_agent(config, agent, tasks)
     _check_variables(config, tasks)
-    sandbox, note = await choose_sandbox(config, tasks)
+    asked = config.sandbox if "sandbox" in config.model_fields_set else None
+    sandbox, note = await choose_sandbox(asked, tasks)
     return Checked(tuple(tasks), agent, sandbox, (note,) if note else ())
 
 
@@ -73,20 +74,20 @@ def select_tasks(config: EvaluationConfig) -> list[Task]:
     return tasks
 
 
-async def choose_sandbox(config: EvaluationConfig, tasks: Sequence[Task]) -> tuple[str, str | None]:
-    """The provider to use and, when it is not the one asked for, the line that says so.
+async def choose_sandbox(asked: str | None, tasks: Sequence[Task]) -> tuple[str, str | None]:
+    """The provider to use and, when it is not docker by default, the line that says so.
 
     Only the *default* choice of docker may fall back to local, and only when every task
     declares that it may run there: a score never depends silently on which daemon was up.
     """
-    if config.sandbox != "docker":
-        registry.resolve("sandboxes", config.sandbox)
-        return config.sandbox, None
+    if asked not in (None, "docker"):
+        registry.resolve("sandboxes", asked)
+        return asked, None
     problem = await _engine_problem()
     if problem is None:
         return "docker", None
     others = [task.name for task in tasks if task.backend != "local"]
-    if "sandbox" in config.model_fields_set or others:
+    if asked is not None or others:
         asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} one" if others else ""
         raise PrerequisiteError(
             f"{problem}{asks}",

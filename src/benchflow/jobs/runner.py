@@ -22,6 +22,7 @@ from benchflow.kernel.events import RolloutEvent
 from benchflow.kernel.planes import Planes
 from benchflow.kernel.rollout import Rollout
 from benchflow.kernel.storage import write_json
+from benchflow.training.trainer_files import write_trainer_files
 
 Slot = tuple[PlannedJob, PlannedRollout]
 
@@ -190,6 +191,8 @@ class JobRunner:
         """List the result, count it, and show it."""
         self._rows[job.folder][planned.name] = metrics.row_of(result)
         try:
+            if result.model and result.outcome != "cancelled":
+                write_trainer_files(job.folder / planned.name, result, self._planes.redact)
             self._stores[job.folder].append(result)
             self._refresh_summary(job.folder)
         except OSError as error:

@@ -36,11 +36,14 @@ async def run_bounded(
 
     workers = [asyncio.create_task(worker()) for _ in range(limit)]
     try:
-        await asyncio.gather(*workers)
+        await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for running in workers:
-            running.cancel()
+            running.cancel()  # once: a second cancellation would hit a teardown half-way
         await _settle(workers)
+    for ended in workers:
+        if not ended.cancelled():
+            ended.result()
     return reason[0] if reason else None
 
 

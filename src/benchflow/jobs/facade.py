@@ -1,0 +1,157 @@
+"""``bf.run``: one rollout, in the three forms of the public API.
+
+    result = await bf.run(RolloutConfig(…))
+    result = await bf.run(bf.Agent("mini", model=…), bf.Environment.from_task("tasks/x"), RuntimeConfig(…))
+    result = await bf.run("mini", task_path="tasks/x", model=…, config=RuntimeConfig(…))
+
+``Agent`` and ``Environment`` here are configuration, not the contracts of the planes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchflow.contracts.config import RolloutConfig
+from benchflow.contracts.errors import UsageError
+from benchflow.contracts.records import Result
+from benchflow.contracts.task import Task
+from benchflow.jobs import preflight
+from benchflow.jobs.plan import start_name
+from benchflow.jobs.store import JobStore
+from benchflow.kernel import registry
+from benchflow.kernel.planes import Planes, open_planes
+from benchflow.kernel.rollout import Rollout
+from benchflow.tasks.names import rollout_slug
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Who acts: a registered agent's name, with its model."""
+
+    name: str
+    model: str | None = None
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where it acts: a task in a sandbox."""
+
+    task_path: Path
+    sandbox: str | None = None
+
+    @classmethod
+    def from_task(cls, task_path: str | os.PathLike[str], *, sandbox: str | None = None) -> Environment:
+        return cls(Path(task_path), sandbox)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """Settings of a run beside agent and task; each means what it does in ``RolloutConfig``."""
+
+    sandbox: str | None = None
+    environment: str | None = None
+    jobs_dir: Path | str = "jobs"
+    prompts: tuple[str | None, ...] = (None,)
+    local_base: str | None = None
+    sandbox_user: str | None = "agent"
+    sandbox_setup_timeout: float = 120.0
+    agent_timeout: float | None = None
+    agent_idle_timeout: float | None = None
+    timeout_clock: str = "wall"
+    agent_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    policy_url: str | None = None
+    policy_version: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    train_mode: bool = True
+    max_context: int | None = None
+    max_tokens: int | None = None
+    max_calls: int | None = None
+    max_cost_usd: float | None = None
+    seed: int = 0
+    verify_mode: str | None = None
+    hardening: bool = True
+
+
+async def run(
+    subject: RolloutConfig | Agent | str,
+    environment: Environment | None = None,
+    config: RuntimeConfig | None = None,
+    *,
+    task_path: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+) -> Result:
+    """Run one rollout to its scored end. A failed rollout is a result, not an exception;
+    ``UsageError`` and ``PrerequisiteError`` are raised before anything is written."""
+    return await _run_one(_rollout_config(subject, environment, config, task_path, model))
+
+
+def _rollout_config(
+    subject: RolloutConfig | Agent | str,
+    environment: Environment | None,
+    config: RuntimeConfig | None,
+    task_path: str | os.PathLike[str] | None,
+    model: str | None,
+) -> RolloutConfig:
+    if isinstance(subject, RolloutConfig):
+        if environment is not None or config is not None or task_path is not None or model is not None:
+            raise UsageError("bf.run(RolloutConfig) takes nothing else", fix="set it in the RolloutConfig")
+        return subject
+    if isinstance(subject, str):
+        if task_path is None:
+            raise UsageError("bf.run(agent name) needs task_path=…")
+        subject, environment = Agent(subject, model), Environment.from_task(task_path)
+    elif environment is None:
+        raise UsageError("bf.run(agent) needs an environment", fix="pass bf.Environment.from_task(path)")
+    settings = asdict(config or RuntimeConfig())
+    if environment.sandbox is not None:
+        settings |= {"sandbox": environment.sandbox, "environment": None}
+    return RolloutConfig(
+        task_path=environment.task_path,
+        agent=subject.name,
+        model=subject.model,
+        reasoning_effort=subject.reasoning_effort,
+        **settings,
+    )
+
+
+async def _run_one(config: RolloutConfig) -> Result:
+    task: Task = registry.resolve("task_loaders", "default")(Path(config.task_path))
+    sandbox, note = await preflight.choose_sandbox(config.sandbox or config.environment, [task])
+    if note:
+        print(note, file=sys.stderr)
+    config = config.with_(sandbox=sandbox, environment=None)
+    planes = await open_planes(sandbox, with_gateway=_names_model(config))
+    try:
+        await planes.provider.preflight()
+        await planes.provider.reap()
+        return await _in_own_job(config, task, planes)
+    finally:
+        await planes.close()
+
+
+def _names_model(config: RolloutConfig) -> bool:
+    return any(role.model for scene in config.resolved_scenes() for role in scene.roles)
+
+
+async def _in_own_job(config: RolloutConfig, task: Task, planes: Planes) -> Result:
+    """Run in a job folder of its own, unless the caller named the rollout's folder."""
+    if config.rollout_dir is not None:
+        result = await Rollout(config, planes, task=task).run()
+        result.rollout_path = str(config.rollout_dir)
+        return result
+    name = config.job or f"{start_name()}__{secrets.token_hex(2)}"
+    rollout = config.rollout_name or f"{rollout_slug(task.name)}__{secrets.token_hex(4)}"
+    folder = Path(config.jobs_dir) / name / rollout
+    result = await Rollout(config.with_(job=name, rollout_dir=folder), planes, task=task).run()
+    store = JobStore(folder.parent, planes.redact)
+    store.append(result)
+    store.close()
+    result.rollout_path = str(folder)
+    return result
