@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from benchflow.contracts.agent import StopReason
-from benchflow.contracts.errors import EndpointError, EndpointRejectedError
+from benchflow.contracts.errors import EndpointError, EndpointRejectedError, HostPressureError
 from benchflow.contracts.gateway import ModelRoute
 
 _CONTEXT_CODES = ("context_length_exceeded", "context_limit")
@@ -39,7 +39,7 @@ class _Pool:
     users: int = 0
 
 
-_pools: dict[tuple[asyncio.AbstractEventLoop, Path], _Pool] = {}
+POOLS: dict[tuple[asyncio.AbstractEventLoop, Path], _Pool] = {}
 
 
 class ChatClient:
@@ -49,9 +49,9 @@ class ChatClient:
         self._route = route
         self._url = f"http://gateway{route.host_path}/v1/chat/completions"
         self._key = (asyncio.get_running_loop(), route.socket)
-        self._pool: _Pool | None = _pools.get(self._key)
+        self._pool: _Pool | None = POOLS.get(self._key)
         if self._pool is None:
-            self._pool = _pools[self._key] = _Pool(_open_session(route.socket))
+            self._pool = POOLS[self._key] = _Pool(_open_session(route.socket))
         self._pool.users += 1
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class ChatClient:
             return
         pool.users -= 1
         if pool.users == 0:
-            del _pools[self._key]
+            del POOLS[self._key]
             await pool.session.close()
 
     def _refuse(self, status: int, raw: bytes) -> None:
@@ -94,6 +94,8 @@ class ChatClient:
         if code.startswith("budget") or category == "budget":
             raise TurnEnded(StopReason.BUDGET, message)
         detail = raw[:_DETAIL].decode("utf-8", "replace")
+        if category == HostPressureError.category:
+            raise HostPressureError(message)
         if status >= 500 or status == 429 or category == "endpoint":
             raise EndpointError(f"the model endpoint failed with {status}: {message}", detail=detail)
         raise EndpointRejectedError(f"the model endpoint answered {status}: {message}", detail=detail)

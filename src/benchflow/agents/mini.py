@@ -175,6 +175,7 @@ class MiniSession:
     def _take(self, message: Message) -> list[Message]:
         """Keep the model's message, record what it says, and return its tool calls."""
         message = {key: value for key, value in message.items() if value not in (None, [])}
+        message.setdefault("content", None if "tool_calls" in message else "")
         calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
         for index, call in enumerate(calls):
             call.setdefault("id", f"call-{len(self._messages)}-{index}")

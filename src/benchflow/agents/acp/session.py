@@ -14,6 +14,7 @@ from typing import Any
 
 import acp
 from acp import schema
+from acp.client import ClientSideConnection
 from pydantic import ValidationError
 
 from benchflow.agents import events
@@ -56,7 +57,7 @@ class AcpSession:
         self._stderr = RawLog(context.logs / "stderr.txt", context.redact)
         self._transport = FrameTransport(process, self._stdout, self._on_frame)
         self._questions = Questions(context.record, self._handler_failed)
-        self._conn = acp.ClientSideConnection(self._questions, self._transport)  # pyright: ignore[reportArgumentType]
+        self._conn = ClientSideConnection(self._questions, self._transport)  # pyright: ignore[reportArgumentType]
         self._stderr_pump = asyncio.create_task(self._drain_stderr())
         self._recording = True
         self._can_load = False
@@ -310,14 +311,21 @@ class AcpSession:
                 await self._process.kill()
                 await self._process.wait()
         await self._conn.close()
-        await asyncio.wait({self._stderr_pump}, timeout=EXIT_WAIT)
+        rest = asyncio.create_task(self._discard_stdout())
+        await asyncio.wait({self._stderr_pump, rest}, timeout=EXIT_WAIT)
         self._stderr_pump.cancel()
+        rest.cancel()
         self._stdout.close()
         self._stderr.close()
 
     async def _drain_stderr(self) -> None:
         while chunk := await self._process.stderr.read(65536):
             self._stderr.write(chunk)
+
+    async def _discard_stdout(self) -> None:
+        # A pipe that nobody reads to its end is never closed.
+        while await self._process.stdout.read(1 << 20):
+            pass
 
     def _tail(self) -> str | None:
         return self._stderr.tail() or None
