@@ -273,7 +273,7 @@ class Rollout:
         )
 
     async def _open_route(self) -> None:
-        role = next((r for r in self._roles() if self._agents[r.agent].capabilities().needs_model), None)
+        role = next((r for r in self._roles() if r.model and self._speaks_to_models(r)), None)
         if role is None or role.model is None:
             return
         if self.planes.gateway is None:
@@ -298,6 +298,10 @@ class Rollout:
             seed=config.seed,
             trial=config.trial,
         )
+
+    def _speaks_to_models(self, role: Role) -> bool:
+        can = self._agents[role.agent].capabilities()
+        return can.needs_model or can.dialect is not None
 
     def _roles(self) -> Iterator[Role]:
         for scene in self.config.resolved_scenes():
@@ -328,6 +332,7 @@ class Rollout:
             oracle_target=oracle.target if oracle else "/oracle",
             oracle_command=oracle.command if oracle else "./solve.sh",
             oracle_env=oracle_env,
+            redact=self.planes.redact,
             idle_timeout=config.agent_idle_timeout,
         )
 
