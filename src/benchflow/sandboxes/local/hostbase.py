@@ -65,7 +65,7 @@ def host_base(store: LayerStore) -> LocalImage:
     binds = _binds()
     name = "host-" + _signature(binds)
     skeleton = store.built(name) or _make_skeleton(store, name, binds)
-    empty = skeleton / "usr-local"
+    empty = skeleton / "usr/local"  # in the skeleton it lies hidden below the bind of /usr
     ro = tuple((empty if source is None else source, target) for source, target in binds)
     return LocalImage(
         digest=f"sha256:{name.removeprefix('host-')}",
@@ -101,16 +101,21 @@ def _only_root_writes(path: Path) -> bool:
     return status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _signature(binds: tuple[tuple[Path | None, str], ...]) -> str:
+def machine_state() -> tuple[tuple[str, int, int], ...]:
     """Tells one state of this machine's programs from another, without reading them."""
-    digest = hashlib.sha256(f"{_VERSION} {platform.machine()} {binds!r}".encode())
+    found: list[tuple[str, int, int]] = []
     for path in _WATCHED:
         try:
             status = os.stat(path)
         except OSError:
             continue
-        digest.update(f"{path} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()
+        found.append((path, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _signature(binds: tuple[tuple[Path | None, str], ...]) -> str:
+    material = (_VERSION, platform.machine(), binds, machine_state())
+    return hashlib.sha256(repr(material).encode()).hexdigest()
 
 
 def _make_skeleton(store: LayerStore, name: str, binds: tuple[tuple[Path | None, str], ...]) -> Path:
@@ -118,11 +123,7 @@ def _make_skeleton(store: LayerStore, name: str, binds: tuple[tuple[Path | None,
     top = upper.upper
     make_mount_points(top)
     for _, target in binds:
-        inside = top / target.lstrip("/")
-        if target.startswith("/usr/local/"):
-            inside = top / "usr-local" / target.removeprefix("/usr/local/")
-        inside.mkdir(parents=True, exist_ok=True)
-    (top / "usr-local").mkdir(exist_ok=True)
+        (top / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
     for path in map(Path, READ_ONLY):
         if path.is_symlink():
             (top / path.name).symlink_to(os.readlink(path))

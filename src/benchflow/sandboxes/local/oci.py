@@ -17,8 +17,8 @@ import platform
 import re
 import stat
 import tarfile
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -32,6 +32,11 @@ from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
 Note = Callable[[str], None]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
 _MAX_DOCUMENT = 8 << 20
 
 
@@ -62,7 +67,7 @@ def read_image(source: Path, top: Path, name: str, note: Note) -> ImageConfig:
             return _read_docker(archive, top, name, note)
         if archive.has("index.json"):
             return _read_oci(archive, top, name, note)
-    with _uncompressed(source.open("rb")) as stream:
+    with uncompressed(source.open("rb")) as stream:
         unpack_rootfs(stream, top, note=note)
     if not any((top / part).exists() for part in ("usr", "bin", "etc")):
         raise UsageError(f"{source} holds no root file system", fix="expected usr, bin or etc in it")
@@ -130,7 +135,7 @@ def _read_docker(archive: _Archive, top: Path, name: str, note: Note) -> ImageCo
     config = orjson.loads(raw)
     _check_architecture(config)
     for layer in image["Layers"]:
-        with _uncompressed(archive.open(layer)) as stream:
+        with uncompressed(archive.open(layer)) as stream:
             unpack_rootfs(stream, top, whiteouts=True, note=note)
     return _config("sha256:" + hashlib.sha256(raw).hexdigest(), config)
 
@@ -143,8 +148,9 @@ def _read_oci(blobs: Blobs, top: Path, name: str, note: Note) -> ImageConfig:
     _check_architecture(config)
     for layer in manifest["layers"]:
         checked = _Hashed(blobs.open(_blob_path(layer["digest"])))
-        with _uncompressed(cast(BinaryIO, checked)) as stream:
+        with uncompressed(cast(BinaryIO, checked)) as stream:
             unpack_rootfs(stream, top, whiteouts=True, note=note)
+            checked.drain()
         checked.verify(layer["digest"])
     return _config(config_digest, config)
 
@@ -218,30 +224,37 @@ class _Hashed(io.RawIOBase):
         self._hash.update(data)
         return len(data)
 
-    def verify(self, digest: str) -> None:
+    def drain(self) -> None:
+        """Read what a reader of the archive did not need, so that the hash covers it."""
         while data := self._stream.read(1 << 20):
             self._hash.update(data)
+
+    def close(self) -> None:
         self._stream.close()
+        super().close()
+
+    def verify(self, digest: str) -> None:
         if "sha256:" + self._hash.hexdigest() != digest:
             raise UsageError(f"the layer {digest[:19]} does not match its hash", fix="save the image again")
 
 
-def _uncompressed(stream: BinaryIO) -> BinaryIO:
-    """A reader of the tar inside, by the first bytes of the stream."""
-    buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-    head = buffered.peek(6)[:6]
-    if head.startswith(b"\x1f\x8b"):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=buffered))
-    if head.startswith(b"BZh"):
-        return cast(BinaryIO, bz2.BZ2File(buffered))
-    if head.startswith(b"\xfd7zXZ\0"):
-        return cast(BinaryIO, lzma.LZMAFile(buffered))
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        raise UsageError(
-            "the image is compressed with zstd, which cannot be read here",
-            fix="save it with gzip, such as `skopeo copy --dest-compress-format gzip`, or with `docker save`",
-        )
-    return buffered
+@contextmanager
+def uncompressed(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """A reader of the plain bytes, told by the first ones; ``stream`` is closed at the end."""
+    with closing(stream):
+        buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+        head = buffered.peek(6)[:6]
+        if head.startswith(b"\x28\xb5\x2f\xfd"):
+            raise UsageError(
+                "the image is compressed with zstd, which cannot be read here",
+                fix="save it with gzip (`skopeo copy --dest-compress-format gzip`), or `docker save`",
+            )
+        opener = next((found for magic, found in _COMPRESSIONS.items() if head.startswith(magic)), None)
+        if opener is None:
+            yield buffered
+        else:
+            with opener(buffered) as plain:
+                yield plain
 
 
 def _tree_digest(top: Path) -> str:

@@ -1,0 +1,379 @@
+"""Build a task's image from its Dockerfile, one cached layer per instruction that writes.
+
+A layer is named by everything that decides it: the base, the instructions before it, its
+own words, the environment it sees and the content of the files it copies. A failed or
+interrupted step leaves no layer, so nothing half-made is ever taken for a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchflow.contracts.errors import ImageBuildError, SandboxError
+from benchflow.contracts.sandbox import ExecResult, ImageSource
+from benchflow.kernel.storage import dumps
+from benchflow.sandboxes.local.bases import find_base, resolve_base
+from benchflow.sandboxes.local.buildlog import BuildLog
+from benchflow.sandboxes.local.context import BuildContext, signature
+from benchflow.sandboxes.local.copying import UpperWriter, home_of, parse_owner
+from benchflow.sandboxes.local.dockerfile import DOCKER_ADVICE, Dockerfile, Instruction, parse
+from benchflow.sandboxes.local.hostbase import machine_state
+from benchflow.sandboxes.local.layers import BUILT, FLATTEN_AT, LayerStore, LocalImage, Rootfs, Upper
+from benchflow.sandboxes.local.lent import TARGET, lend
+from benchflow.sandboxes.local.merge import View
+from benchflow.sandboxes.local.steps import BuildState, apply_setting, copy_plan
+
+_VERSION = "1"
+"""Counts changes of what an instruction means, so that older layers are not reused."""
+_PACKAGE_MANAGERS = ("apt-get", "apt ", "apk ", "yum ", "dnf ")
+
+
+class RunCommand(Protocol):
+    """Runs one command in a throw-away sandbox whose writes land in ``upper``."""
+
+    async def __call__(
+        self,
+        rootfs: Rootfs,
+        upper: Upper,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        user: str | None,
+        network_open: bool,
+        extra_ro_binds: Sequence[tuple[Path, str]],
+        timeout: float | None,
+        on_output: Callable[[bytes], None],
+    ) -> ExecResult: ...
+
+
+class Builder:
+    """Builds images into a store. Concurrent calls for one source share one build."""
+
+    def __init__(self, store: LayerStore, run: RunCommand) -> None:
+        self.store = store
+        self._run = run
+        self._known: dict[ImageSource, tuple[object, str]] = {}
+        self._running: dict[ImageSource, asyncio.Task[LocalImage]] = {}
+        self._waiting: Counter[ImageSource] = Counter()
+        self._locks = ThreadPoolExecutor(thread_name_prefix="layer-lock")
+
+    async def build(self, source: ImageSource) -> LocalImage:
+        """The image of a source. Raises ``ImageBuildError`` naming the Dockerfile line,
+        ``PrerequisiteError`` for a missing base, ``HostPressureError`` for a full disk."""
+        state = self._state(source)
+        known = self._known.get(source)
+        if known is not None and known[0] == state:
+            try:
+                return self.store.load_image(known[1])
+            except SandboxError:
+                del self._known[source]  # somebody removed its layers
+        image = await self._shared(source)
+        self._known[source] = (state, image.ref)
+        return image
+
+    def _state(self, source: ImageSource) -> object:
+        """Cheap identity of everything a build of this source reads on the host."""
+        bases = _stamp(self.store.root / "bases")
+        dockerfile = source.dockerfile and _stamp(source.dockerfile)
+        context = signature(source.context) if source.context and source.context.is_dir() else ()
+        return bases, dockerfile, context, machine_state() if source.local_base else None
+
+    async def _shared(self, source: ImageSource) -> LocalImage:
+        task = self._running.get(source)
+        if task is None:
+            task = self._running[source] = asyncio.ensure_future(_Build(self, source).run())
+            task.add_done_callback(lambda _: self._running.pop(source, None))
+        self._waiting[source] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[source] -= 1
+            if not self._waiting[source]:
+                del self._waiting[source]
+                if not task.done():  # the last one who wanted it was cancelled
+                    task.cancel()
+                    await asyncio.wait([task])
+
+    @asynccontextmanager
+    async def locked(self, name: str) -> AsyncIterator[None]:
+        """Only one builder on this machine makes a given layer."""
+        folder = self.store.root / "locks"
+        folder.mkdir(exist_ok=True)
+        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting = asyncio.get_running_loop().run_in_executor(
+                    self._locks, fcntl.flock, fd, fcntl.LOCK_EX
+                )
+                try:
+                    await asyncio.shield(waiting)
+                except asyncio.CancelledError:
+                    late, fd = fd, -1
+                    waiting.add_done_callback(lambda _: os.close(late))
+                    raise
+            yield
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    async def run(self, *args: Any, **kwargs: Any) -> ExecResult:
+        return await self._run(*args, **kwargs)
+
+
+class _Build:
+    """One build, from FROM to the manifest."""
+
+    def __init__(self, builder: Builder, source: ImageSource) -> None:
+        self._builder = builder
+        self._store = builder.store
+        self._source = source
+        self._deadline = time.monotonic() + source.build_timeout
+        self._context: BuildContext | None = None
+        self._log = BuildLog(builder.store.root / "build-logs", source.name)
+        self._layers: list[Path] = []
+        self._key = ""
+
+    async def run(self) -> LocalImage:
+        try:
+            return await self._run()
+        finally:
+            self._log.close()
+
+    async def _run(self) -> LocalImage:
+        dockerfile = self._read()
+        state = BuildState(dockerfile.escape)
+        for instruction in dockerfile.instructions:
+            try:
+                await self._step(state, instruction)
+            except ValueError as error:
+                raise ImageBuildError(f"{_where(instruction)}: {error}") from error
+            except ImageBuildError as error:
+                if error.message.startswith("Dockerfile"):
+                    raise
+                raise ImageBuildError(
+                    f"{_where(instruction)}: {error.message}", fix=error.fix, detail=error.detail
+                ) from error
+        layers = tuple(self._layers)
+        if len(layers) > FLATTEN_AT:
+            layers = await asyncio.to_thread(self._store.flatten, layers, owned=False)
+        rootfs = Rootfs(self._base.rootfs.kind, self._base.rootfs.lowers + layers, self._base.rootfs.binds)
+        return self._store.save_image(
+            LocalImage(
+                digest="",
+                base=self._base.base,
+                rootfs=rootfs,
+                base_depth=len(self._base.rootfs.lowers),
+                env=state.env,
+                workdir=state.workdir,
+                user=state.user,
+                notes=(*self._base.notes, *state.notes),
+            )
+        )
+
+    def _read(self) -> Dockerfile:
+        source = self._source
+        prebuilt = source.docker_image
+        if prebuilt and (source.dockerfile is None or find_base(self._store, prebuilt) is not None):
+            return parse(f"FROM {prebuilt}\n".encode())
+        if source.dockerfile is None:
+            if source.local_base:
+                return parse(f"FROM {source.local_base}\n".encode())
+            raise ImageBuildError(
+                f"task {source.name!r} has neither a Dockerfile nor docker_image",
+                fix="add environment/Dockerfile to the task",
+            )
+        try:
+            data = source.dockerfile.read_bytes()
+        except OSError as error:
+            raise ImageBuildError(f"cannot read {source.dockerfile}: {error.strerror}") from error
+        return parse(data)
+
+    async def _step(self, state: BuildState, instruction: Instruction) -> None:
+        if time.monotonic() > self._deadline:
+            raise self._timed_out()
+        match instruction.keyword:
+            case "FROM":
+                await self._from(state, instruction)
+            case "RUN":
+                await self._run_command(state, instruction)
+            case "COPY" | "ADD":
+                await self._copy(state, instruction)
+            case "WORKDIR":
+                await self._workdir(state, instruction)
+            case _:
+                apply_setting(state, instruction)
+
+    async def _from(self, state: BuildState, instruction: Instruction) -> None:
+        name = state.begin_stage(instruction)
+        self._base = await asyncio.to_thread(resolve_base, self._store, name, self._source.local_base)
+        self._key = _hash(_VERSION, self._base.digest)
+        state.env = dict(self._base.env)
+        state.workdir, state.user = self._base.workdir, self._base.user
+
+    def _rootfs(self) -> Rootfs:
+        base = self._base.rootfs
+        return Rootfs(base.kind, (*base.lowers, *self._layers), base.binds)
+
+    def _view(self) -> View:
+        rootfs = self._rootfs()
+        return View(rootfs.lowers, rootfs.binds.ro)
+
+    async def _layer(self, material: object, fill: Callable[[Upper], Awaitable[None]]) -> None:
+        """Add the layer that ``material`` names, made by ``fill`` unless it exists."""
+        self._key = _hash(self._key, material)
+        name = BUILT + self._key
+        layer = self._store.built(name)
+        if layer is None:
+            async with self._builder.locked(name):
+                layer = self._store.built(name)
+                if layer is None:
+                    layer = await self._make(name, fill)
+        if any(layer.iterdir()):
+            self._layers.append(layer)
+
+    async def _make(self, name: str, fill: Callable[[Upper], Awaitable[None]]) -> Path:
+        upper = self._store.new_upper(lowers=self._rootfs().lowers)
+        try:
+            await fill(upper)
+            return self._store.freeze(upper, name=name, owned=False)
+        finally:
+            await asyncio.to_thread(self._store.discard, upper)
+
+    async def _workdir(self, state: BuildState, instruction: Instruction) -> None:
+        path = state.absolute(state.expand(instruction.value)).rstrip("/") or "/"
+        state.workdir = path
+        if self._view().is_dir(path):
+            return
+
+        async def fill(upper: Upper) -> None:
+            UpperWriter(self._rootfs(), upper.upper).directory(path)
+
+        await self._layer(("WORKDIR", path), fill)
+
+    async def _copy(self, state: BuildState, instruction: Instruction) -> None:
+        if self._context is None:
+            if self._source.context is None:
+                raise ImageBuildError("there is no environment folder to copy from")
+            self._context = await asyncio.to_thread(BuildContext, self._source.context, self._source.exclude)
+        plan = copy_plan(state, instruction, self._context)
+        owner = parse_owner(self._view(), plan.owner) if plan.owner else None
+        material = await asyncio.to_thread(plan.material)
+
+        async def fill(upper: Upper) -> None:
+            writer = UpperWriter(self._rootfs(), upper.upper, owner=owner, mode=plan.mode)
+            await asyncio.to_thread(plan.write, writer)
+            if writer.foreign and owner:
+                await self._chown(upper, writer.foreign, owner)
+
+        await self._layer((instruction.keyword, material, owner), fill)
+
+    async def _chown(self, upper: Upper, paths: list[str], owner: tuple[int, int]) -> None:
+        """Give files to another user where only the sandbox's own root may do so."""
+        for start in range(0, len(paths), 1000):
+            argv = ["chown", "-h", "--", f"{owner[0]}:{owner[1]}", *paths[start : start + 1000]]
+            result = await self._sandboxed(upper, argv, env={}, cwd="/", user=None, binds=[])
+            if not result.ok:
+                raise ImageBuildError(f"cannot set the owner {owner[0]}:{owner[1]}: {result.out[-200:]}")
+
+    async def _run_command(self, state: BuildState, instruction: Instruction) -> None:
+        argv = instruction.argv or [*state.shell, instruction.value]
+        cwd = state.workdir or "/"
+        env = {**state.env, **state.declared_args()}
+        env.setdefault("HOME", home_of(self._view(), state.user))
+
+        async def fill(upper: Upper) -> None:
+            await self._run_in(upper, instruction, argv, env, cwd, state.user)
+
+        await self._layer(("RUN", argv, sorted(env.items()), cwd, state.user), fill)
+
+    async def _run_in(
+        self,
+        upper: Upper,
+        instruction: Instruction,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        user: str | None,
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="benchflow-lent-") as scratch:
+            lent = await asyncio.to_thread(lend, Path(scratch), self._view().read_text("/etc/os-release"))
+            self._log.begin(instruction, lent.secrets)
+            binds = [(lent.directory, TARGET)]
+            result = await self._sandboxed(
+                upper, argv, env={**lent.env, **env}, cwd=cwd, user=user, binds=binds
+            )
+        stub = upper.upper / TARGET.lstrip("/")
+        if stub.is_dir():
+            stub.rmdir()
+        if result.timed_out:
+            raise self._timed_out()
+        if result.exit_code:
+            raise self._failed(instruction, result.exit_code)
+
+    async def _sandboxed(
+        self,
+        upper: Upper,
+        argv: list[str],
+        *,
+        env: dict[str, str],
+        cwd: str,
+        user: str | None,
+        binds: list[tuple[Path, str]],
+    ) -> ExecResult:
+        return await self._builder.run(
+            self._rootfs(),
+            upper,
+            argv,
+            env=env,
+            cwd=cwd,
+            user=user,
+            network_open=True,
+            extra_ro_binds=binds,
+            timeout=max(0.1, self._deadline - time.monotonic()),
+            on_output=self._log.write,
+        )
+
+    def _failed(self, instruction: Instruction, code: int) -> ImageBuildError:
+        how = f"exited with {code}" if code > 0 else f"was killed by signal {-code}"
+        fix = f"the whole output is in {self._log.path}"
+        if self._base.base == "host" and any(name in instruction.value for name in _PACKAGE_MANAGERS):
+            fix = f"the host base has no package manager: import a base, or {DOCKER_ADVICE}; {fix}"
+        return ImageBuildError(f"{_where(instruction)} {how}", fix=fix, detail=self._log.tail())
+
+    def _timed_out(self) -> ImageBuildError:
+        return ImageBuildError(
+            f"the build of {self._source.name!r} took longer than {self._source.build_timeout:g} s",
+            fix="raise the task's build timeout" + (f"; output: {self._log.path}" if self._log.used else ""),
+            detail=self._log.tail(),
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _where(instruction: Instruction) -> str:
+    text = " ".join(str(instruction).split())
+    return f"Dockerfile line {instruction.line}: {text if len(text) <= 120 else text[:119] + '…'}"
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(dumps(parts)).hexdigest()

@@ -1,0 +1,260 @@
+"""Read a Dockerfile into instructions, and expand words the way Docker does.
+
+The line structure comes from the ``dockerfile-parse`` library; this module checks what it
+passes over in silence and names everything the local builder does not do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, cast
+
+from benchflow.contracts.errors import ImageBuildError
+
+DOCKER_ADVICE = "use --sandbox docker for this task"
+_KNOWN = frozenset(
+    ("FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "SHELL", "ENTRYPOINT", "CMD",
+     "EXPOSE", "LABEL", "VOLUME", "STOPSIGNAL", "MAINTAINER", "HEALTHCHECK")
+)  # fmt: skip
+_FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",)}
+_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
+_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?\s?([\"']?)[A-Za-z_]\w*\1(?=\s|$|[;|&>)])")
+_ESCAPE = re.compile(r"\s*#\s*escape\s*=\s*([\\`])\s*$", re.IGNORECASE)
+_DIRECTIVE = re.compile(r"\s*#\s*[A-Za-z]+\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; ``line`` counts from 1. Flags are taken off ``value``."""
+
+    keyword: str
+    value: str
+    line: int
+    flags: Mapping[str, str]
+
+    @property
+    def argv(self) -> list[str] | None:
+        """The list of the exec form, or None for the shell form."""
+        if not self.value.startswith("["):
+            return None
+        try:
+            parsed = json.loads(self.value)
+        except ValueError:
+            return None
+        is_list = isinstance(parsed, list) and all(isinstance(part, str) for part in parsed)
+        return parsed if is_list else None
+
+    def __str__(self) -> str:
+        return f"{self.keyword} {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dockerfile:
+    instructions: tuple[Instruction, ...]
+    escape: str = "\\"
+
+
+def parse(data: bytes) -> Dockerfile:
+    """Parse a whole Dockerfile. Raises ``ImageBuildError`` naming the line of anything that
+    is malformed or not supported locally."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ImageBuildError(f"the Dockerfile is not UTF-8: {error.reason} at byte {error.start}") from error
+    escape = _escape_character(text)
+    lines = _joinable(text.splitlines(), escape)
+    from dockerfile_parse import DockerfileParser  # pyright: ignore[reportMissingModuleSource]
+
+    logging.getLogger("dockerfile_parse").setLevel(logging.ERROR)
+    source = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
+    structure = DockerfileParser(fileobj=cast(IO[str], source), env_replace=False).structure
+    found: list[Instruction] = []
+    covered: set[int] = set()
+    for item in structure:
+        if item["instruction"] == "COMMENT":
+            continue
+        covered.update(range(item["startline"], item["endline"] + 1))
+        found.append(_instruction(item["instruction"], item["value"].strip(), item["startline"] + 1))
+    for index, line in enumerate(lines):
+        if index not in covered and line.strip() and not line.lstrip().startswith("#"):
+            raise ImageBuildError(f"Dockerfile line {index + 1}: {line.strip()!r} has no arguments")
+    _check_stages(found)
+    return Dockerfile(tuple(found), escape)
+
+
+def _escape_character(text: str) -> str:
+    for line in text.splitlines():
+        if match := _ESCAPE.match(line):
+            return match[1]
+        if not _DIRECTIVE.match(line):
+            break
+    return "\\"
+
+
+def _joinable(lines: list[str], escape: str) -> list[str]:
+    """Make an empty line inside a continued instruction a comment, and drop a continuation
+    at the end of the file: Docker passes over both, the library does not."""
+    result: list[str] = []
+    continued: int | None = None
+    for line in lines:
+        if continued is not None and not line.strip():
+            line = "#"
+        if not line.lstrip().startswith("#"):
+            continued = len(result) if line.rstrip().endswith(escape) else None
+        result.append(line)
+    if continued is not None:
+        result[continued] = result[continued].rstrip()[:-1]
+    return result
+
+
+def _instruction(keyword: str, value: str, line: int) -> Instruction:
+    where = f"Dockerfile line {line}: "
+    if keyword not in _KNOWN:
+        raise ImageBuildError(f"{where}{keyword} is not supported by the local builder", fix=DOCKER_ADVICE)
+    if keyword in ("RUN", "COPY", "ADD") and _HEREDOC.search(value):
+        raise ImageBuildError(
+            f"{where}{keyword} with a heredoc is not supported by the local builder", fix=DOCKER_ADVICE
+        )
+    flags: dict[str, str] = {}
+    if keyword in ("RUN", "COPY", "ADD", "FROM"):
+        while match := _FLAG.match(value):
+            if match[1] not in _FLAGS.get(keyword, ()):
+                raise ImageBuildError(
+                    f"{where}{keyword} --{match[1]} is not supported by the local builder", fix=DOCKER_ADVICE
+                )
+            flags[match[1]] = match[2] or ""
+            value = value[match.end() :]
+    if not value:
+        raise ImageBuildError(f"{where}{keyword} has no arguments")
+    return Instruction(keyword, value, line, flags)
+
+
+def _check_stages(found: list[Instruction]) -> None:
+    stages = [item for item in found if item.keyword == "FROM"]
+    if not stages:
+        raise ImageBuildError("the Dockerfile has no FROM")
+    if len(stages) > 1:
+        raise ImageBuildError(
+            f"Dockerfile line {stages[1].line}: a second FROM (multi-stage build) is not supported by the "
+            "local builder",
+            fix=DOCKER_ADVICE,
+        )
+    before = next(item for item in found if item.keyword not in ("ARG",))
+    if before.keyword != "FROM":
+        raise ImageBuildError(f"Dockerfile line {before.line}: {before.keyword} comes before FROM")
+
+
+def words(text: str, values: Mapping[str, str], escape: str = "\\") -> list[str]:
+    """Split at unquoted blanks, take off quotes, expand ``$NAME``, ``${NAME}``,
+    ``${NAME:-default}`` and ``${NAME:+other}``. Raises ``ValueError`` for other forms."""
+    return _Words(text, values, escape).split()
+
+
+def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
+    """Like ``words`` without splitting."""
+    return _Words(text, values, escape).one()
+
+
+class _Words:
+    def __init__(self, text: str, values: Mapping[str, str], escape: str) -> None:
+        self._text = text
+        self._values = values
+        self._escape = escape
+        self._at = 0
+
+    def split(self) -> list[str]:
+        found: list[str] = []
+        while True:
+            while self._at < len(self._text) and self._text[self._at].isspace():
+                self._at += 1
+            if self._at >= len(self._text):
+                return found
+            found.append(self._word(str.isspace))
+
+    def one(self) -> str:
+        return self._word(lambda char: False)
+
+    def _word(self, ends: Callable[[str], bool]) -> str:
+        out: list[str] = []
+        quote = ""
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if not quote and ends(char):
+                break
+            self._at += 1
+            if quote == "'":
+                quote = "" if char == "'" else quote
+                out.append("" if char == "'" else char)
+            elif char == self._escape:
+                out.append(self._escaped(quote))
+            elif char == "$":
+                out.append(self._variable())
+            elif char == '"':
+                quote = "" if quote else '"'
+            elif char == "'" and not quote:
+                quote = "'"
+            else:
+                out.append(char)
+        if quote:
+            raise ValueError(f"a quote {quote} is not closed")
+        return "".join(out)
+
+    def _escaped(self, quote: str) -> str:
+        if self._at >= len(self._text):
+            return self._escape
+        char = self._text[self._at]
+        self._at += 1
+        if quote and char not in ('"', "$", self._escape):
+            return self._escape + char
+        return char
+
+    def _variable(self) -> str:
+        if not self._text.startswith("{", self._at):
+            match = re.compile(r"[A-Za-z_]\w*|\d").match(self._text, self._at)
+            if match is None:
+                return "$"
+            self._at = match.end()
+            return self._values.get(match[0], "")
+        end = self._closing(self._at)
+        body = self._text[self._at + 1 : end]
+        self._at = end + 1
+        match = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", body, re.DOTALL)
+        if match is None:
+            raise ValueError(f"the expansion ${{{body}}} is not supported by the local builder")
+        name, operator, word = match.groups()
+        value = self._values.get(name)
+        if not operator:
+            return value or ""
+        is_set = bool(value) if operator.startswith(":") else value is not None
+        if operator.endswith("-"):
+            return value or "" if is_set else expand(word, self._values, self._escape)
+        return expand(word, self._values, self._escape) if is_set else ""
+
+    def _closing(self, start: int) -> int:
+        depth = 0
+        for index in range(start, len(self._text)):
+            depth += {"{": 1, "}": -1}.get(self._text[index], 0)
+            if depth == 0:
+                return index
+        raise ValueError("a ${ is not closed")
+
+
+def pairs(value: str, values: Mapping[str, str], escape: str = "\\") -> list[tuple[str, str]]:
+    """The assignments of ENV or LABEL: ``A=1 B="2 3"``, or the old form ``A 1 2 3``."""
+    first = value.split(None, 1)
+    if "=" not in first[0]:
+        if len(first) < 2:
+            raise ValueError(f"{first[0]!r} has no value")
+        return [(first[0], expand(first[1], values, escape))]
+    found: list[tuple[str, str]] = []
+    for word in words(value, values, escape):
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{word!r} is not KEY=VALUE")
+        found.append((key, text))
+    return found
