@@ -38,9 +38,9 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would flush once more at exit.
+        # The reader (`| head`) is gone. Python would flush, and complain, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except KeyboardInterrupt:
         return 130
 
