@@ -145,6 +145,7 @@ class JobFolder:
         if not finish:
             return folder
         verdict = "mask" if mask or reward is None else "score"
+        why = "no reward" if reward is None else "verified"
         how = outcome or ("errored" if reward is None else "passed" if reward >= 1 else "failed")
         result = Result(
             **{
@@ -152,7 +153,7 @@ class JobFolder:
                 "rollout_name": name,
                 "rewards": None if reward is None else {"reward": reward},
                 "outcome": how,
-                "attribution": AttributionRecord(verdict=verdict, reason=mask or "verified"),
+                "attribution": AttributionRecord(verdict=verdict, reason=mask or why),
                 "agent_result": AgentResult(n_input_tokens=10, n_output_tokens=4, total_tokens=14),
                 "policy_version": PolicyVersion(first="v1", last="v1"),
                 "error": error and f"the agent met its {error}",

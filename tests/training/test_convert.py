@@ -83,9 +83,9 @@ def test_plain_rows_leave_out_errors_and_a_group_keeps_them(jobs, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        ({"reward": None, "outcome": "unscored"}, "unscored member"),
-        ({"reward": None, "mask": "sandbox_lost", "error": "sandbox_lost"}, "masked: sandbox_lost"),
-        ({"reward": 1.0, "mask": "agent_crash", "error": "agent_crash"}, "masked: agent_crash"),
+        ({"reward": None, "outcome": "unscored"}, "unscored member (no reward)"),
+        ({"reward": None, "mask": "sandbox_lost", "error": "sandbox_lost"}, "(sandbox_lost)"),
+        ({"reward": 1.0, "mask": "agent_crash", "error": "agent_crash"}, "(agent_crash)"),
         ({"reward": 1.0, "calls": []}, "never reached the model"),
         ({"finish": False}, "result missing"),
     ],

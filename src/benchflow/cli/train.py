@@ -68,3 +68,46 @@ def validate(
             print(line, file=sys.stderr)
     if not check.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+def stream(
+    path: Path = PATH,
+    follow: bool = typer.Option(True, "--follow/--no-follow", help="Wait for more until the job is done."),
+    group_size: int | None = typer.Option(None, "--group-size", help="Deliver complete groups of N."),
+    group_by: str | None = BY,
+    group_advantage: str | None = typer.Option(None, "--group-advantage", help="grpo (default) or loo."),
+    since: Path | None = typer.Option(
+        None, "--since", help="File that remembers what was delivered; a restart goes on from it."
+    ),
+    timeout: float | None = typer.Option(None, "--timeout", help="Give up after SEC without anything new."),
+    with_segments: bool = typer.Option(False, "--with-segments", help="Add the exact tokens to each line."),
+) -> None:
+    """Print each finished rollout once, as a JSON line, in the order they finish.
+
+    Exits 0 when the job is done, 1 when it died, 3 after --timeout.
+    """
+    import asyncio
+
+    from benchflow.kernel.storage import dumps
+    from benchflow.training.stream import stream_rollouts
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    async def run() -> None:
+        records = stream_rollouts(
+            path,
+            follow=follow,
+            group_size=group_size,
+            group_by=group_by,
+            group_advantage=group_advantage,
+            since=since,
+            timeout=timeout,
+            with_segments=with_segments,
+            on_note=note,
+        )
+        async for record in records:
+            print(dumps(record).decode(), flush=True)
+
+    asyncio.run(run())

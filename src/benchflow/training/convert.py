@@ -179,16 +179,8 @@ def _write_grouped(found: list[Found], rows: Rows, report: Report, file: BinaryI
             report.skipped[reason] += 1
             continue
         rollout = read_rollout(Found(member.path, jobs[member.path]))
-        source = Source(rollout, _calls(rollout, report), member.advantage, row_block(member, group))
+        source = Source(rollout, _calls(rollout, report), member.advantage, group.row_block(member))
         _write_rows(source, rows, report, file)
-
-
-def row_block(member: Member, group: Group) -> dict[str, Any]:
-    """The group block of one member's rows: the group's own, and the member's error."""
-    block = group.block()
-    if member.error:
-        block["error"] = member.error
-    return block
 
 
 def _calls(rollout: Rollout, report: Report) -> list[Call]:

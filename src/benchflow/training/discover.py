@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import UsageError
+from benchflow.jobs.load import is_job
+from benchflow.jobs.store import result_files
 from benchflow.kernel.storage import read_json, read_lines
 
 ROLLOUT_NAME = re.compile(r".+__[0-9a-f]{8}$")
@@ -39,19 +41,10 @@ def find_rollouts(path: str | Path) -> Iterator[Found]:
     """Yield every rollout under ``path`` once, sorted by folder at each level. Branch
     children lie inside a rollout and are found only when ``path`` points at them."""
     root = check_path(path)
-    if _is_rollout(root):
+    if is_rollout(root):
         yield Found(root, os.path.dirname(os.path.abspath(root)))
         return
     yield from _walk(root)
-
-
-def find_jobs(path: str | Path) -> Iterator[str]:
-    """Yield the job folders under ``path`` (or the one around it), sorted."""
-    root = os.fspath(path)
-    if _is_rollout(root):
-        yield os.path.dirname(os.path.abspath(root))
-        return
-    yield from _walk_jobs(root)
 
 
 def check_path(path: str | Path) -> str:
@@ -61,20 +54,6 @@ def check_path(path: str | Path) -> str:
         what = "is a file, not a folder" if os.path.exists(root) else "does not exist"
         raise UsageError(f"{root} {what}", fix="give a job, a jobs folder or a rollout folder")
     return root
-
-
-def is_job(folder: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, name)) for name in ("job.json", "results.jsonl"))
-
-
-def result_files(job_dir: str) -> list[str]:
-    """``results.jsonl`` and the shards ``results.<writer>.jsonl``, sorted."""
-    with os.scandir(job_dir) as entries:
-        return sorted(entry.path for entry in entries if _holds_results(entry.name))
-
-
-def _holds_results(name: str) -> bool:
-    return name.startswith("results.") and name.endswith(".jsonl") and name != "results.cut.jsonl"
 
 
 def _plan(job_dir: str) -> dict[str, dict[str, Any]]:
@@ -115,8 +94,9 @@ def line_rollout(line: object) -> str | None:
     return name if isinstance(name, str) and name and "/" not in name else None
 
 
-def _is_rollout(folder: str) -> bool:
-    if is_job(folder):
+def is_rollout(folder: str | Path) -> bool:
+    """Does the folder hold a rollout's own records?"""
+    if is_job(Path(folder)):
         return False
     names = ("result.json", "config.json")
     return any(os.path.isfile(os.path.join(folder, name)) for name in names)
@@ -124,37 +104,27 @@ def _is_rollout(folder: str) -> bool:
 
 def _walk(folder: str) -> Iterator[Found]:
     present: set[str] = set()
-    results: list[str] = []
+    results = False
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _holds_results(entry.name):
-                results.append(entry.path)
+            if entry.name.startswith("results."):
+                results = True
             elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                 present.add(entry.name)
     listed = set(_plan(folder))
-    if not listed:
-        listed.update(name for path in results for name in _named_in_results(path))
+    if results and not listed:
+        listed.update(_named_in_results(folder))
     for name in sorted(present | listed):
         child = os.path.join(folder, name)
-        if name in listed or ROLLOUT_NAME.match(name) or _is_rollout(child):
+        if name in listed or ROLLOUT_NAME.match(name) or is_rollout(child):
             yield Found(child, folder)
         else:
             yield from _walk(child)
 
 
-def _named_in_results(path: str) -> Iterator[str]:
-    for line in read_lines(Path(path)):
-        name = line_rollout(line)
-        if name is not None:
-            yield name
-
-
-def _walk_jobs(folder: str) -> Iterator[str]:
-    if not os.path.isdir(folder):
-        return
-    if is_job(folder):
-        yield folder
-        return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield from _walk_jobs(entry.path)
+def _named_in_results(job_dir: str) -> Iterator[str]:
+    for path in result_files(Path(job_dir)):
+        for line in read_lines(path):
+            name = line_rollout(line)
+            if name is not None:
+                yield name

@@ -170,6 +170,10 @@ class Group:
             "std_ddof": 1,
         }
 
+    def row_block(self, member: Member) -> dict[str, Any]:
+        """The block of one member's rows: the group's own, and the member's error."""
+        return {**self.block(), "error": member.error} if member.error else self.block()
+
     def record(self) -> dict[str, Any]:
         """The group's entry in a manifest. Of a withheld group the advantages are what the
         formula gives its scored members; no row carries them."""
@@ -196,7 +200,7 @@ def exclusion(rollout: Rollout) -> str | None:
     if rollout.outcome == "cancelled":
         return "unscored member (cancelled)"
     if rollout.masked:
-        return f"unscored member (masked: {rollout.result['attribution'].get('reason')})"
+        return f"unscored member ({rollout.result['attribution'].get('reason')})"
     if rollout.reward is None:
         return "unscored member"
     return None if reached_model(rollout) else "never reached the model"

@@ -124,6 +124,24 @@ class Segmented:
     unavailable: dict[str, dict[str, int]]
     """Missing token fields: by field and reason, in how many calls."""
 
+    def capture_status(self) -> dict[str, Any]:
+        """Are the tokens good enough to train on? See ``records.TokenCaptureStatus``."""
+        complete = self.calls > 0 and self.complete_calls == self.calls
+        status = "complete" if complete else "partial" if self.complete_calls else "none"
+        said: dict[str, Any] = {
+            "status": status,
+            "training_grade": complete,
+            "calls": self.calls,
+            "complete_calls": self.complete_calls,
+            "unavailable": self.unavailable,
+        }
+        if not self.calls:
+            said["reason"] = "no answered model calls"
+        elif not complete:
+            missing = ", ".join(self.unavailable)
+            said["reason"] = f"{self.calls - self.complete_calls} of {self.calls} calls lack {missing}"
+        return said
+
 
 def segment_calls(calls: Iterable[Call], rollout_id: str = "") -> Segmented:
     """Build the segments of one rollout. Only the agent's own answered calls count; a call

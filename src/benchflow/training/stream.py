@@ -1,0 +1,285 @@
+"""Finished rollouts as a stream, from any process, while the job runs or afterwards.
+
+Each rollout comes once, in the order they finished. With a group size they come when their
+group is complete, every one with its advantage; a group that cannot be trained on is held
+back with a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchflow.contracts.errors import JobDiedError, StreamTimeoutError, UsageError
+from benchflow.gateway.calls import load_calls
+from benchflow.kernel.storage import LineWriter, read_lines
+from benchflow.training.discover import check_path, find_rollouts, is_rollout
+from benchflow.training.follow import State
+from benchflow.training.follow import follow as follow_jobs
+from benchflow.training.groups import Group, check_formula, group_key, make_member, parse_by
+from benchflow.training.rollouts import Rollout, read_rollout
+from benchflow.training.segments import segment_calls
+
+STREAM_VERSION = 1
+
+StreamRecord = dict[str, Any]
+"""One line of the stream; the shape is ``training.records.StreamRecord``."""
+Note = Callable[[str], None]
+
+
+async def stream_rollouts(
+    path: str | Path,
+    *,
+    follow: bool = True,
+    group_size: int | None = None,
+    group_by: str | None = None,
+    group_advantage: str | None = None,
+    since: str | Path | None = None,
+    timeout: float | None = None,
+    with_segments: bool = False,
+    on_note: Note | None = None,
+) -> AsyncGenerator[StreamRecord]:
+    """Yield each finished rollout under ``path`` once, as a dict.
+
+    ``follow`` waits for more until every job there is done; otherwise what is finished now is
+    all. ``group_size`` makes groups of that many members, with advantages by
+    ``group_advantage`` (``grpo`` or ``loo``) over groups ``group_by`` (keys, by default the
+    planned group). ``since`` names a file that remembers what was delivered, so that another
+    stream with it goes on where this one stopped; a record counts as delivered when the next
+    one is asked for. ``timeout`` is in seconds without anything new. ``on_note`` is told
+    why groups are held back.
+
+    Raises ``UsageError`` for a path or option that means nothing, ``JobDiedError`` when a job
+    ended without finishing, and ``StreamTimeoutError``.
+    """
+    root = Path(check_path(path))
+    groups = _assembler(group_size, group_by, group_advantage, on_note or _ignore)
+    cursor = Cursor(since)
+    batches = _followed(root, timeout) if follow and not is_rollout(root) else _finished(root)
+    try:
+        async with aclosing(batches):
+            async for batch in batches:
+                for standing in _standings(batch, groups):
+                    if cursor.delivered(standing.rollout):
+                        continue
+                    replaces = cursor.replaced(standing.rollout)
+                    yield await asyncio.to_thread(make_record, standing, replaces, with_segments)
+                    cursor.mark(standing.rollout)
+    except JobDiedError:
+        _report_incomplete(groups)
+        raise
+    finally:
+        cursor.close()
+    _report_incomplete(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A rollout with its place in a complete group; ``group`` is None without groups."""
+
+    rollout: Rollout
+    advantage: float | None = None
+    group: dict[str, Any] | None = None
+
+
+def make_record(standing: Standing, replaces: str | None, with_segments: bool) -> StreamRecord:
+    rollout, group = standing.rollout, standing.group
+    segmented = segment_calls(load_calls(rollout.calls_path), rollout.name)
+    return {
+        "schema_version": STREAM_VERSION,
+        "job": rollout.job,
+        "rollout": rollout.name,
+        "rollout_path": rollout.path,
+        "task": rollout.task,
+        "agent": rollout.agent,
+        "model": rollout.model,
+        "trial": rollout.trial,
+        "group_id": rollout.group_id,
+        "group": group,
+        "reward": rollout.score,
+        "scored": rollout.score is not None,
+        "outcome": rollout.outcome,
+        "error": rollout.error,
+        "finished_at": rollout.finished_at,
+        "policy_version": rollout.policy_version,
+        "attribution": rollout.result.get("attribution"),
+        "token_capture": segmented.capture_status(),
+        "segments": [segment.record() for segment in segmented.segments] if with_segments else None,
+        "advantage": standing.advantage,
+        "group_complete": group is not None,
+        "replaces": replaces,
+        "retried": rollout.result.get("retries", 0),
+    }
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Collects members until a group is complete. When more rollouts share a key than a group
+    holds, the next ones make another group, told apart by ``part=2`` and so on in its id."""
+
+    size: int
+    by: tuple[str, ...]
+    formula: str
+    note: Note
+    _open: dict[tuple[Any, ...], list[Rollout]] = field(default_factory=dict[tuple[Any, ...], list[Rollout]])
+    _withheld: dict[tuple[Any, ...], list[tuple[int, list[Rollout]]]] = field(
+        default_factory=dict[tuple[Any, ...], list[tuple[int, list[Rollout]]]]
+    )
+    _parts: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
+
+    def add(self, rollout: Rollout) -> list[Standing]:
+        """The members of the group that this rollout completes, else nothing. A rollout that
+        ran again takes the place of its earlier attempt, also in a group held back."""
+        key = group_key(rollout, self.by)
+        for held in self._withheld.get(key, ()):
+            part, members = held
+            if _replace(members, rollout):
+                self._withheld[key].remove(held)
+                return self._close(key, part, members)
+        members = self._open.setdefault(key, [])
+        if not _replace(members, rollout):
+            members.append(rollout)
+        if len(members) < self.size:
+            return []
+        del self._open[key]
+        self._parts[key] = self._parts.get(key, 0) + 1
+        return self._close(key, self._parts[key], members)
+
+    def report_incomplete(self) -> None:
+        for key, members in self._open.items():
+            group = Group(self.by, key, self.formula)
+            self.note(f"withheld {group.id}: {len(members)} of {self.size} members finished")
+
+    def _close(self, key: tuple[Any, ...], part: int, members: list[Rollout]) -> list[Standing]:
+        group = Group(self.by, key, self.formula, part, [make_member(m) for m in members]).close()
+        if group.withheld:
+            self._withheld.setdefault(key, []).append((part, members))
+            self.note(f"withheld {group.id}: {group.withheld}")
+            return []
+        return [
+            Standing(rollout, member.advantage, group.row_block(member))
+            for rollout, member in zip(members, group.members, strict=True)
+        ]
+
+
+def _replace(members: list[Rollout], rollout: Rollout) -> bool:
+    for index, member in enumerate(members):
+        if member.path == rollout.path:
+            members[index] = rollout
+            return True
+    return False
+
+
+class Cursor:
+    """Remembers what was delivered, in a file when one is given."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._times: dict[str, str] = {}
+        """``<job>/<rollout>`` to the ``finished_at`` of what was delivered last."""
+        self._writer: LineWriter | None = None
+        if path is None:
+            return
+        file = Path(path)
+        if file.is_dir():
+            raise UsageError(f"--since {file} is a folder", fix="name a file; it is made when absent")
+        if file.exists():
+            for line in read_lines(file):
+                self._load(line, file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = LineWriter(file)
+
+    def _load(self, line: object, file: Path) -> None:
+        if not isinstance(line, dict) or not {"job", "rollout", "finished_at"} <= line.keys():
+            raise UsageError(
+                f"--since {file} is not a cursor of this stream",
+                fix="name a new file, or lines of the stream",
+            )
+        self._times[f"{line['job']}/{line['rollout']}"] = line["finished_at"]
+
+    def delivered(self, rollout: Rollout) -> bool:
+        return self._times.get(_name(rollout)) == rollout.finished_at
+
+    def replaced(self, rollout: Rollout) -> str | None:
+        """Where the attempt is now that was delivered before this one."""
+        if _name(rollout) not in self._times:
+            return None
+        return f"{rollout.path}/attempts/{rollout.result.get('retries', 0)}"
+
+    def mark(self, rollout: Rollout) -> None:
+        self._times[_name(rollout)] = rollout.finished_at
+        if self._writer is not None:
+            self._writer.append(
+                {"job": rollout.job, "rollout": rollout.name, "finished_at": rollout.finished_at}
+            )
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _name(rollout: Rollout) -> str:
+    return f"{rollout.job}/{rollout.name}"
+
+
+def _standings(batch: Iterable[Rollout], groups: Assembler | None) -> Iterator[Standing]:
+    """What can be delivered once these rollouts are finished. An interrupted rollout is not
+    finished: it runs again, or spoils its group."""
+    for rollout in batch:
+        if groups:
+            yield from groups.add(rollout)
+        elif rollout.outcome != "cancelled":
+            yield Standing(rollout)
+
+
+def _report_incomplete(groups: Assembler | None) -> None:
+    if groups:
+        groups.report_incomplete()
+
+
+async def _finished(root: Path) -> AsyncGenerator[Iterable[Rollout]]:
+    """One batch: what is finished now, in the order it finished."""
+    found = {item.path: item for item in find_rollouts(root)}
+    order = sorted(
+        (rollout.finished_at, rollout.path)
+        for rollout in map(read_rollout, found.values())
+        if rollout.problem is None
+    )
+    yield (read_rollout(found[path]) for _, path in order)
+
+
+async def _followed(root: Path, timeout: float | None) -> AsyncGenerator[Iterable[Rollout]]:
+    last = time.monotonic()
+    async with aclosing(follow_jobs(root)) as looks:
+        async for new, state in looks:
+            if new:
+                yield new
+                last = time.monotonic()
+            if state is State.DIED:
+                raise JobDiedError(
+                    f"a job under {root} ended without finishing",
+                    fix="run the same command again to resume it",
+                )
+            if timeout is not None and state is State.LIVE and time.monotonic() - last > timeout:
+                raise StreamTimeoutError(
+                    f"nothing new under {root} for {timeout:g} s", fix="check the job, or raise --timeout"
+                )
+
+
+def _assembler(size: int | None, by: str | None, advantage: str | None, note: Note) -> Assembler | None:
+    if size is None:
+        for value, flag in ((by, "--group-by"), (advantage, "--group-advantage")):
+            if value is not None:
+                raise UsageError(f"{flag} needs groups", fix="add --group-size N")
+        return None
+    if size < 1:
+        raise UsageError(f"--group-size {size} is not a size", fix="give at least 1")
+    return Assembler(size, parse_by(by), check_formula(advantage or "grpo"), note)
+
+
+def _ignore(_note: str) -> None:
+    return None
