@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -35,6 +35,8 @@ class VerifyResult:
     error: VerifierError | None = None
     mode: VerifyMode = "shared"
     output: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of how it was scored: links dropped, output cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class VerifyRequest:
     """What ``Reward.baseline`` returned before the agent acted."""
     timeout: float | None = None
     soft: bool = False
+    """Between rounds: nothing of the agent's is killed, restored or re-owned."""
+    redact: Callable[[bytes], bytes] | None = None
+    """Masks secret values in what is written to ``logs``."""
 
 
 class Reward(Protocol):

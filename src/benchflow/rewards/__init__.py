@@ -1,0 +1,1 @@
+"""Scoring a state: the script verifier, its reward files, and the hardening before it."""

@@ -1,0 +1,222 @@
+"""Between the agent's last action and the verifier's first: leave nothing that could
+change the verdict except the work itself.
+
+The order matters: the agent's processes go first, then what they planted is compared with
+the baseline, and only then do the verifier's files enter the sandbox.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchflow.contracts.reward import VerifyRequest
+from benchflow.contracts.sandbox import ExecResult, Sandbox
+from benchflow.contracts.task import VerifierPlan
+from benchflow.rewards import inventory
+from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, leaves
+
+_TEMP = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to undo: paths to remove, and baseline files to write back. ``revive`` are
+    baseline files that were deleted: written back where their folder still exists."""
+
+    remove: tuple[str, ...] = ()
+    restore: Mapping[str, Found] = field(default_factory=dict[str, Found])
+    revive: Mapping[str, Found] = field(default_factory=dict[str, Found])
+
+
+async def baseline(sandbox: Sandbox, workspace: str) -> Inventory:
+    """What stood in the workspace and in the agent's home before the agent acted."""
+    return await inventory.take(sandbox, _roots(workspace, sandbox.spec.agent_user), _patience(0))
+
+
+async def quiet(request: VerifyRequest) -> None:
+    """Kill the agent's processes, unless the task scores a running service. Raises
+    ``HardeningError`` when they cannot be proved gone."""
+    if not is_live(request):
+        await request.sandbox.kill_processes(user=request.agent_user)
+
+
+def is_live(request: VerifyRequest) -> bool:
+    """True when processes of the agent may still run while the verifier does."""
+    return request.soft or not request.task.verifier.kill_processes
+
+
+async def clean(request: VerifyRequest, sandbox: Sandbox) -> tuple[str, ...]:
+    """Undo what an agent could have planted in ``sandbox``; returns the paths it touched."""
+    live, patience = is_live(request), budget(request)
+    before = request.baseline if isinstance(request.baseline, Inventory) else Inventory()
+    roots = _roots(request.workspace, request.agent_user)
+    now = await inventory.take(sandbox, roots, patience, live=live)
+    plan = plan_undo(before, now, request.workspace, request.task.verifier, soft=request.soft)
+    await _apply(sandbox, plan, patience)
+    await _clear_temp(request, sandbox)
+    if not live:
+        await _own(request, sandbox)
+    return plan.remove
+
+
+def budget(request: VerifyRequest) -> float:
+    """Seconds that a helper command may take: never less than the verifier's own limit."""
+    return _patience(request.timeout or request.task.verifier.timeout_sec)
+
+
+def plan_undo(
+    before: Inventory, now: Inventory, workspace: str, verifier: VerifierPlan, *, soft: bool = False
+) -> Plan:
+    """Compare two inventories. New hooks, caches and links that leave the workspace go;
+    changed files get their old content back. Between rounds only hooks are touched."""
+
+    def kept(path: str) -> bool:
+        name = posixpath.basename(path)
+        if name == "conftest.py":
+            return not verifier.cleanup_conftests
+        return soft and name in inventory.BUILD_CONFIG
+
+    links = now.links
+    new_folders = now.folders - before.folders
+    remove = {path for path in new_folders if not soft or posixpath.basename(path) in inventory.STARTUP}
+    restore: dict[str, Found] = {}
+    for path, found in now.files.items():
+        old = before.files.get(path)
+        if old in (found, UNREAD):
+            continue
+        if not _is_listed(path):
+            if not soft and leaves(path, workspace, links):
+                remove.add(path)
+        elif old is not None and not kept(path):
+            remove.add(path)
+            restore[path] = old
+        elif old is None and not kept(path) and _is_hook(path, found):
+            remove.add(path)
+    revive = {
+        path: old
+        for path, old in before.files.items()
+        if path not in now.files and old != UNREAD and _is_listed(path) and not kept(path)
+    }
+    return Plan(tuple(sorted(remove)), restore, revive)
+
+
+def _is_listed(path: str) -> bool:
+    """True for a name that the inventory looks for, whatever its kind."""
+    name = posixpath.basename(path)
+    listed = (*inventory.HOOKS, *inventory.BUILD_CONFIG, inventory.PLUGINS)
+    return name in listed or _is_startup(path)
+
+
+def _is_startup(path: str) -> bool:
+    """Files that Python reads by itself when it starts."""
+    folder, name = posixpath.split(path)
+    return name.partition(".")[0] in inventory.STARTUP or (name.endswith(".pth") and "-packages" in folder)
+
+
+def _is_hook(path: str, found: Found) -> bool:
+    """True for a new file that would run, or would configure, inside the verifier's tools."""
+    name = posixpath.basename(path)
+    if name in inventory.HOOKS or _is_startup(path):
+        return True
+    content = found.data if found.data is not None else b"[pytest11]"
+    if name == inventory.PLUGINS:
+        return b"pytest11" in content
+    return name in inventory.PYTEST_SECTIONS and b"pytest" in content
+
+
+async def _apply(sandbox: Sandbox, plan: Plan, timeout: float) -> None:
+    """Remove, then write back. Names go through stdin: there may be more than argv holds."""
+    remove, restore = set(plan.remove), dict(plan.restore)
+    if plan.revive:
+        for path in await _with_folder(sandbox, sorted(plan.revive), timeout):
+            remove.add(path)
+            restore[path] = plan.revive[path]
+    if remove:
+        names = "\0".join(sorted(remove)).encode("utf-8", "surrogateescape")
+        done = await root_exec(sandbox, ["xargs", "-0", "rm", "-rf", "--"], timeout, stdin=names)
+        check(done, "removing what the agent planted")
+    await write_files(sandbox, restore, timeout)
+
+
+async def write_files(sandbox: Sandbox, files: Mapping[str, Found], timeout: float) -> None:
+    """Write files and links, owned by root, at their absolute paths."""
+    if files:
+        done = await root_exec(sandbox, ["tar", "-C", "/", "-xpf", "-"], timeout, stdin=_pack(files))
+        check(done, "restoring files")
+
+
+async def _with_folder(sandbox: Sandbox, paths: list[str], timeout: float) -> list[str]:
+    """Those paths whose folder still exists."""
+    script = """for path; do [ -d "${path%/*}" ] && printf '%s\\0' "$path"; done; exit 0"""
+    command = ["xargs", "-0", "/bin/sh", "-c", script, "sh"]
+    names = "\0".join(paths).encode("utf-8", "surrogateescape")
+    done = await root_exec(sandbox, command, timeout, stdin=names)
+    check(done, "looking for deleted build configuration")
+    return [name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name]
+
+
+async def _clear_temp(request: VerifyRequest, sandbox: Sandbox) -> None:
+    """Remove Python files from temporary folders, the workspace left out."""
+    script = """
+        workspace=$1; shift
+        for folder; do
+            [ -d "$folder" ] || continue
+            find "$folder" -path "$workspace" -prune -o ! -type d -name '*.py' -exec rm -f {} +
+        done
+        exit 0
+        """
+    argv = ["/bin/sh", "-c", script, "temp", request.workspace, *_TEMP]
+    check(await root_exec(sandbox, argv, budget(request)), "emptying temporary folders")
+
+
+async def _own(request: VerifyRequest, sandbox: Sandbox) -> None:
+    """Give the workspace to the verifier's user, so that its tools trust what they read."""
+    script = """[ ! -d "$2" ] || find "$2/." ! -user "$1" -exec chown -h "$1" {} +"""
+    owner = request.task.verifier.user or "0"
+    if request.workspace.strip("/"):
+        argv = ["/bin/sh", "-c", script, "own", owner, request.workspace]
+        check(await root_exec(sandbox, argv, budget(request)), "re-owning the workspace")
+
+
+async def root_exec(
+    sandbox: Sandbox, argv: list[str], timeout: float, stdin: bytes | None = None
+) -> ExecResult:
+    """A helper command as root that sees nothing of the image's or the agent's environment."""
+    env = {"PATH": inventory.PATH}
+    return await sandbox.exec(argv, clean_env=True, env=env, cwd="/", stdin=stdin, timeout=timeout)
+
+
+def _pack(files: Mapping[str, Found]) -> bytes:
+    """A tar of baseline files and links, owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, found in sorted(files.items()):
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.mode = found.mode
+            if found.link is not None:
+                member.type, member.linkname = tarfile.SYMTYPE, found.link
+                archive.addfile(member)
+            else:
+                data = found.data or b""
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def is_inside(path: str, folder: str) -> bool:
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _roots(workspace: str, agent_user: str | None) -> list[str]:
+    """Folders to look through: the workspace, and the agent's home. Never ``/``."""
+    home = f"/home/{agent_user}" if agent_user else "/"
+    roots = [root.rstrip("/") for root in (workspace, home) if root.strip("/")]
+    return [root for root in dict.fromkeys(roots) if not any(is_inside(root, o) for o in roots if o != root)]
+
+
+def _patience(seconds: float) -> float:
+    return max(seconds, 600.0)

@@ -1,0 +1,274 @@
+"""The script verifier: upload it, run it, read the reward file it wrote.
+
+A plain ``test.sh`` runs in the workspace; a script strategy changes into the verifier's
+folder itself. The verifier's files enter the sandbox only after the agent is gone.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from benchflow.contracts.errors import (
+    RewardFileError,
+    TransferError,
+    UsageError,
+    VerifierError,
+    VerifierFailedError,
+    VerifierTimeoutError,
+)
+from benchflow.contracts.reward import RewardEvent, VerifyMode, VerifyRequest, VerifyResult
+from benchflow.contracts.sandbox import ExecResult, Sandbox
+from benchflow.contracts.task import Task
+from benchflow.kernel.env import resolve_env
+from benchflow.kernel.storage import Redactor, write_bytes
+from benchflow.rewards import hardening, isolated
+from benchflow.rewards.ctrf import collected_tests
+from benchflow.rewards.environment import GUARD_FILE, hardened_env
+from benchflow.rewards.reward_files import JSON_LIMIT, Reading, RewardFile, read_reward
+
+LOGS = "/logs/verifier"
+STDOUT_FILE = "test-stdout.txt"
+_GUARD = Path(__file__).with_name("pytest_guard.py")
+_DOWNLOAD_LIMIT = 256 * 1024 * 1024
+_OUTPUT_KEPT = 64 * 1024
+_MASK_LIMIT = 16 * 1024 * 1024
+_TAIL = 2000
+
+_ROOM = """
+target=$1 logs=$2 owner=$3; shift 3
+rm -rf "$@" && mkdir -p "$@" && chmod "$target" "$1" && chmod "$logs" "$2" && chown "$owner" "$1" "$2"
+"""
+# Packages come without their exec bits from some archives, so every file may be executed.
+_OPEN = """chmod -R u+rwx,go+rx "$2" && chmod "$1" "$2" """
+_KINDS = """
+logs=$1; shift
+kind() {
+    if [ -L "$1" ]; then echo link
+    elif [ -f "$1" ]; then echo file
+    elif [ -d "$1" ]; then echo folder
+    elif [ -e "$1" ]; then echo special
+    else echo absent; fi
+}
+kind "$logs"
+for name; do kind "$logs/$name"; done
+[ -L "$logs" ] || find "$logs" ! -type f ! -type d -exec rm -f {} +
+"""
+
+
+class ScriptReward:
+    """``contracts.reward.Reward`` for verifiers that are scripts."""
+
+    async def baseline(self, task: Task, sandbox: Sandbox, workspace: str) -> object:
+        """What hardening compares with afterwards."""
+        return await hardening.baseline(sandbox, workspace)
+
+    async def score(self, request: VerifyRequest) -> VerifyResult:
+        """Score the state of ``request.sandbox``. Errors of the sandbox are raised; every
+        fault of the verifier is in the result."""
+        request = replace(request, mode=_mode(request))
+        run = _Run(request)
+        try:
+            reading = await run.score()
+        except VerifierError as error:
+            return VerifyResult(
+                None, error=error, mode=request.mode, output=run.output, notes=tuple(run.notes)
+            )
+        event = RewardEvent("output", "terminal", reading.reward, "verifier")
+        return VerifyResult(
+            reading.reward,
+            items=reading.items,
+            events=(event,),
+            mode=request.mode,
+            output=run.output,
+            notes=tuple(run.notes),
+        )
+
+
+def _mode(request: VerifyRequest) -> VerifyMode:
+    """Between rounds nothing is moved; and where the agent's user cannot be told from the
+    verifier's, only a fresh sandbox protects the verdict."""
+    if request.soft:
+        return "shared"
+    alike = request.agent_user is not None and not request.sandbox.capabilities.multiple_users
+    return "isolated" if request.hardening and alike else request.mode
+
+
+class _Run:
+    """One verification. ``output`` and ``notes`` hold what is known, also after an error."""
+
+    def __init__(self, request: VerifyRequest) -> None:
+        self.request = request
+        self.plan = request.task.verifier
+        self.notes: list[str] = []
+        self.output = ""
+        self._redact = Redactor()
+
+    async def score(self) -> Reading:
+        request = self.request
+        try:
+            own, secrets = resolve_env(self.plan.env, f"the verifier of task {request.task.name!r}")
+        except UsageError as error:
+            raise VerifierFailedError(error.message, fix=error.fix) from error
+        self._redact.add(*secrets)
+        if request.hardening:
+            await hardening.quiet(request)
+        async with self._place() as sandbox:
+            if request.hardening:
+                await hardening.clean(request, sandbox)
+            env = await self._environment(sandbox, own)
+            await self._install(sandbox)
+            done = await self._execute(sandbox, env)
+            try:
+                return await self._verdict(sandbox, done)
+            finally:
+                if request.soft:
+                    await self._helper(sandbox, "cleaning up", 'rm -rf "$@"', self.plan.target, LOGS)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Sandbox]:
+        """Where the verifier runs."""
+        request = self.request
+        way = isolated.fresh(request, self.notes) if request.mode == "isolated" else None
+        async with way or isolated.with_network(request) as sandbox:
+            yield sandbox
+
+    async def _environment(self, sandbox: Sandbox, own: dict[str, str]) -> dict[str, str]:
+        if not self.request.hardening:
+            return own
+        request = self.request
+        task_env = {key: value for key, value in sandbox.spec.env.items() if key in request.task.env}
+        return await hardened_env(
+            sandbox,
+            self.plan,
+            base={**sandbox.image.env, **task_env},
+            own=own,
+            workspace=request.workspace,
+            agent_user=request.agent_user,
+            pytest=self._uses_pytest(),
+            timeout=hardening.budget(request),
+        )
+
+    async def _install(self, sandbox: Sandbox) -> None:
+        """An empty folder for results, then the verifier's own files. While processes of the
+        agent live, only the verifier's user may write the first and read the second."""
+        live, target = hardening.is_live(self.request), self.plan.target
+        modes = ("0700", "0755") if live else ("0755", "0777")
+        folders = [target, LOGS, posixpath.dirname(GUARD_FILE)]
+        await self._helper(sandbox, "making room", _ROOM, *modes, self.plan.user or "0", *folders)
+        await sandbox.upload(self.plan.directory, target)
+        if self.request.hardening and self._uses_pytest():
+            await sandbox.upload(_GUARD, GUARD_FILE)
+        await self._helper(sandbox, "opening the verifier's files", _OPEN, modes[0], target)
+
+    async def _execute(self, sandbox: Sandbox, env: dict[str, str]) -> ExecResult:
+        request = self.request
+        done = await sandbox.exec(
+            ["/bin/sh", "-c", f"({self.plan.command}\n) 2>&1"],
+            user=self.plan.user,
+            cwd=request.workspace,
+            env=env,
+            clean_env=request.hardening,
+            timeout=request.timeout or self.plan.timeout_sec,
+        )
+        self.output = self._mask(done.stdout).decode("utf-8", "replace")[-_OUTPUT_KEPT:]
+        if done.stdout_truncated:
+            self.notes.append(f"{STDOUT_FILE} holds {len(done.stdout)} of {done.stdout_bytes} bytes")
+        return done
+
+    async def _verdict(self, sandbox: Sandbox, done: ExecResult) -> Reading:
+        """Keep what the verifier left, then judge it. A fresh reward counts whatever the
+        exit code; without one the exit code is the reason."""
+        files = await self._collect(sandbox, done)
+        if done.timed_out:
+            limit = self.request.timeout or self.plan.timeout_sec
+            raise VerifierTimeoutError(
+                f"the verifier did not end within {limit:g} seconds",
+                fix="raise verifier.timeout_sec",
+                detail=self._tail(),
+            )
+        if done.exit_code and not any(file.present for file in files):
+            what = f"the verifier ended with exit code {done.exit_code} and wrote no reward"
+            raise VerifierFailedError(f"{what}: {self._last_line()}", detail=self._tail())
+        reading = read_reward(*files, self.plan.reward_range)
+        if done.exit_code:
+            self.notes.append(f"the verifier ended with exit code {done.exit_code} after its reward")
+        if self.plan.expects_ctrf and reading.reward == 0 and not collected_tests(self.request.logs):
+            raise VerifierFailedError(
+                "the verifier gave 0 without a test report: its ctrf.json is missing or counts no test",
+                fix=f"see {STDOUT_FILE}: a dependency of the verifier may not have been installed",
+                detail=self._tail(),
+            )
+        return reading
+
+    async def _collect(self, sandbox: Sandbox, done: ExecResult) -> tuple[RewardFile, RewardFile]:
+        """Copy the results to the host. Links and special files are noted and left behind."""
+        names = [posixpath.basename(path) for path in (self.plan.reward_text, self.plan.reward_json)]
+        listed = await self._helper(sandbox, "looking at the results", _KINDS, LOGS, *names)
+        folder, *kinds = listed.out.split()
+        if folder != "folder":
+            raise RewardFileError(f"{LOGS} is a {folder} after the verifier ran, not a folder")
+        logs = self.request.logs
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir(parents=True)
+        try:
+            await sandbox.download(LOGS, logs, limit=_DOWNLOAD_LIMIT)
+        except TransferError as error:
+            self.notes.append(f"only the reward files were kept: {error}")
+            for name, kind in zip(names, kinds, strict=True):
+                if kind == "file":
+                    await sandbox.download(f"{LOGS}/{name}", logs / name, limit=_DOWNLOAD_LIMIT)
+        files = [_read(logs / name, kind) for name, kind in zip(names, kinds, strict=True)]
+        self._mask_files(logs)
+        write_bytes(logs / STDOUT_FILE, self._mask(done.stdout), sync=False)
+        return files[0], files[1]
+
+    def _mask_files(self, folder: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MASK_LIMIT:
+                data = path.read_bytes()
+                if (masked := self._mask(data)) != data:
+                    write_bytes(path, masked, sync=False)
+
+    def _uses_pytest(self) -> bool:
+        return mentions_pytest(self.plan.directory, self.request.task.digest, self.plan.command)
+
+    async def _helper(self, sandbox: Sandbox, what: str, script: str, *args: str) -> ExecResult:
+        argv = ["/bin/sh", "-c", script, "sh", *args]
+        done = await hardening.root_exec(sandbox, argv, hardening.budget(self.request))
+        if not done.ok:
+            raise VerifierFailedError(f"{what} in the sandbox failed: {done.err[-300:].strip()}")
+        return done
+
+    def _mask(self, data: bytes) -> bytes:
+        data = self._redact(data)
+        return self.request.redact(data) if self.request.redact else data
+
+    def _tail(self) -> str:
+        return self.output[-_TAIL:]
+
+    def _last_line(self) -> str:
+        lines = self.output.strip().splitlines()
+        return lines[-1][:200] if lines else "no output"
+
+
+@lru_cache(maxsize=256)
+def mentions_pytest(directory: Path, digest: str, command: str) -> bool:
+    """True when the verifier's command or one of its files names pytest. ``digest`` pins
+    the folder's content for the cache."""
+    if "pytest" in command:
+        return True
+    files = (path for path in directory.rglob("*") if path.is_file() and path.stat().st_size <= _MASK_LIMIT)
+    return any(b"pytest" in path.read_bytes() for path in files)
+
+
+def _read(path: Path, kind: str) -> RewardFile:
+    if kind != "file":
+        return RewardFile(path.name, kind)
+    with path.open("rb") as handle:
+        return RewardFile(path.name, kind, handle.read(JSON_LIMIT + 1))
