@@ -58,6 +58,8 @@ class RolloutFiles:
                 ).model_dump()
             )
         meta: dict[str, Any] = {"items": dict(verdict.items), "mode": verdict.mode}
+        if verdict.notes:
+            meta["notes"] = list(verdict.notes)
         if verdict.error is not None:
             meta["error"] = {"category": verdict.error.category, "message": str(verdict.error)}
         self._rewards.append(

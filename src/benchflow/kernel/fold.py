@@ -24,6 +24,7 @@ from benchflow.contracts.reward import VerifyResult
 from benchflow.contracts.sandbox import Sandbox
 from benchflow.contracts.task import Task
 from benchflow.kernel.clock import Clock, utc_now
+from benchflow.kernel.requests import agent_user
 
 if TYPE_CHECKING:
     from benchflow.kernel.rollout import Rollout
@@ -232,7 +233,7 @@ def config_record(
         "local_base": config.local_base or task.local_base,
         "environment_manifest": None,
         "skill_mode": "no-skill",
-        "sandbox_user": config.sandbox_user and (task.agent_user or "agent"),
+        "sandbox_user": agent_user(task, config),
         "timeouts": {
             "agent_sec": config.agent_timeout if config.agent_timeout is not None else task.agent_timeout_sec,
             "agent_idle_sec": config.agent_idle_timeout,

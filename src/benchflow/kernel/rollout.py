@@ -27,12 +27,12 @@ from benchflow.contracts.errors import (
     UsageError,
     model_failure,
 )
-from benchflow.contracts.gateway import ModelRoute, ModelSpec
+from benchflow.contracts.gateway import ModelRoute
 from benchflow.contracts.records import Result
 from benchflow.contracts.reward import VerifyMode, VerifyRequest, VerifyResult
-from benchflow.contracts.sandbox import ImageSource, ModelDoor, Sandbox, SandboxImage, SandboxSpec
+from benchflow.contracts.sandbox import ModelDoor, Sandbox, SandboxImage, SandboxSpec
 from benchflow.contracts.task import Task
-from benchflow.kernel import fold
+from benchflow.kernel import fold, requests
 from benchflow.kernel.budget import AgentBudget
 from benchflow.kernel.clock import Clock, utc_now
 from benchflow.kernel.env import resolve_env
@@ -41,8 +41,6 @@ from benchflow.kernel.files import RolloutFiles, rollout_folder
 from benchflow.kernel.planes import Planes, open_planes_for
 from benchflow.kernel.scenes import PlannedStep, compile_scenes
 from benchflow.kernel.tree import NodeReward, Step, Tree
-
-DEFAULT_WORKSPACE = "/app"
 
 
 class Rollout:
@@ -150,7 +148,7 @@ class Rollout:
         provider, task = self.planes.provider, self.task
         with self._phase("image", "image"):
             async with self.planes.image_gate:
-                self.image = await provider.prepare(image_source(task, self.config))
+                self.image = await provider.prepare(requests.image_source(task, self.config))
         with self._phase("start", "sandbox_start"):
             await self._open_route()
             self.sandbox = await provider.create(self.image, self._spec(self.image))
@@ -239,9 +237,8 @@ class Rollout:
 
     @property
     def workspace(self) -> str:
-        """The agent's folder: never ``/``, which nobody may snapshot or re-own."""
-        declared = self.task.workdir or (self.image.workdir if self.image else None)
-        return declared if declared and declared.rstrip("/") else DEFAULT_WORKSPACE
+        """The agent's folder inside."""
+        return requests.workspace(self.task, self.image.workdir if self.image else None)
 
     @property
     def main_role(self) -> Role:
@@ -255,7 +252,7 @@ class Rollout:
             raise UsageError(f"task {task.name!r} has no reference solution", fix="add oracle/solve.sh")
 
     def _agent_user(self) -> str | None:
-        return self.config.sandbox_user and (self.task.agent_user or "agent")
+        return requests.agent_user(self.task, self.config)
 
     def _spec(self, image: SandboxImage) -> SandboxSpec:
         inside = any(agent.capabilities().runs_inside for agent in self._agents.values())
@@ -279,20 +276,9 @@ class Rollout:
         if self.planes.gateway is None:
             raise UsageError("a model was named but no gateway is running", fix="open planes with a gateway")
         config = self.config
-        spec = ModelSpec(
-            model=role.model,
-            policy_url=config.policy_url,
-            policy_version=config.policy_version,
-            sampling=config.sampling,
-            max_context=config.max_context,
-            max_tokens=config.max_tokens,
-            max_calls=config.max_calls,
-            max_cost_usd=config.max_cost_usd,
-            train_mode=config.train_mode,
-        )
         self.route = await self.planes.gateway.open_route(
             self.files.folder.name,
-            spec,
+            requests.model_spec(config, role.model),
             trajectory=self.files.calls,
             task=self.task.name,
             seed=config.seed,
@@ -308,7 +294,8 @@ class Rollout:
             yield from scene.roles
 
     def _context(self, role: Role, agent: Agent) -> SessionContext:
-        config, oracle = self.config, self.task.oracle
+        config = self.config
+        oracle = self.task.oracle if role.agent == "oracle" else None
         as_root = agent.capabilities().runs_as_root or config.sandbox_user is None
         env, secrets = resolve_env({**config.agent_env, **role.env}, f"agent {role.agent}")
         self.planes.redact.add(*secrets)
@@ -417,6 +404,7 @@ class Rollout:
             hardening=self.config.hardening,
             baseline=self._baseline,
             timeout=self.task.verifier.timeout_sec,
+            redact=self.planes.redact,
         )
 
     async def _collect_artifacts(self) -> None:
@@ -497,18 +485,6 @@ class Rollout:
                 message=message,
             )
         )
-
-
-def image_source(task: Task, config: RolloutConfig) -> ImageSource:
-    """What decides the task's image. ``--local-base host`` is the user's consent for it."""
-    return ImageSource(
-        name=task.name,
-        context=task.environment_dir,
-        dockerfile=task.dockerfile,
-        docker_image=task.docker_image,
-        local_base=config.local_base or task.local_base,
-        build_timeout=task.build_timeout_sec,
-    )
 
 
 @contextmanager

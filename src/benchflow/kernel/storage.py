@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -121,7 +121,7 @@ def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO]:
     """A file to write piece by piece that takes ``path``'s place at the end of the block.
     Whatever goes wrong inside leaves ``path`` as it was and no temporary file."""
     try:
