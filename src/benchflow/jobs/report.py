@@ -39,10 +39,9 @@ def rollout_lines(result: EvaluationResult) -> Iterator[str]:
     for job, planned in plan.in_order():
         found = read_result(job.folder / planned.name)
         if found is not None:
-            trial = f"trial-{planned.trial:02d}"
-            label = trial if len(plan.tasks) == 1 else planned.task.ljust(width)
-            if len(plan.tasks) > 1 and len(plan.jobs) > 1:
-                label = f"{label}  {trial}"
+            trial = f"trial-{planned.trial:02d}" if len(plan.jobs) > 1 else ""
+            task = planned.task.ljust(width) if len(plan.tasks) > 1 or not trial else ""
+            label = f"{task}  {trial}".strip()
             yield f"{label}  {_told(found, job.folder / planned.name)}"
 
 

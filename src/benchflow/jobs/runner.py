@@ -119,6 +119,8 @@ class JobRunner:
         self._reporter.note(
             f"continuing job {self.plan.job_name}: {self.kept} finished, {len(self.todo)} to run"
         )
+        if not self.todo:
+            self._reporter.note("  nothing is left to run; --new starts another job")
         for _, planned in self.todo[:20]:
             why = reasons.get(planned.name, "new in the plan")
             self._reporter.note(f"  {planned.name}: {why}")
@@ -244,7 +246,10 @@ class JobRunner:
         overall = self.overall()
         self._reporting_full_disk(
             lambda: write_json(
-                self.plan.config.jobs_dir / "summary.json", overall.model_dump(), self._planes.redact
+                self.plan.config.jobs_dir / "summary.json",
+                overall.model_dump(),
+                self._planes.redact,
+                sync=False,
             )
         )
         for folder, store in self._stores.items():

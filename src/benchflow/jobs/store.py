@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ QUARANTINE = "results.cut.jsonl"
 
 
 class JobStore:
-    """Writes one job folder; the caller holds its lock."""
+    """Writes one job folder; the caller holds its lock. Only a rollout's own ``result.json``
+    is synced to disk: everything here can be made again from those."""
 
     def __init__(self, folder: Path, redact: Redactor) -> None:
         self.folder = folder
@@ -36,14 +38,14 @@ class JobStore:
         self._lines = LineWriter(folder / "results.jsonl", redact)
 
     def write_job(self, record: dict[str, Any]) -> None:
-        write_json(self.folder / "job.json", record, self._redact)
+        write_json(self.folder / "job.json", record, self._redact, sync=False)
 
     def append(self, result: Result) -> None:
         """One line, in one write, for a rollout whose ``result.json`` is already there."""
         self._lines.append(result.model_dump())
 
     def write_summary(self, summary: Summary) -> None:
-        write_json(self.folder / "summary.json", summary.model_dump(), self._redact, sync=summary.final)
+        write_json(self.folder / "summary.json", summary.model_dump(), self._redact, sync=False)
 
     def repair(self) -> list[str]:
         """Make ``results.jsonl`` whole after a crash: broken lines go to ``results.cut.jsonl``
@@ -77,8 +79,6 @@ def job_record(
     plan: Plan, job: PlannedJob, *, probe: dict[str, Any] | None, created_at: str | None = None
 ) -> dict[str, Any]:
     """The content of ``job.json``."""
-    from importlib.metadata import version
-
     return {
         "schema_version": JOB_VERSION,
         "job_name": job.folder.name,
@@ -92,20 +92,28 @@ def job_record(
         "settings": plan.settings,
         "config": plan.config.public(),
         "endpoint": probe,
-        "versions": {
-            "benchflow": version("benchflow"),
-            "python": platform.python_version(),
-            "agent": plan.settings.get("agent_version"),
-        },
-        "host": {
-            "name": platform.node(),
-            "system": platform.platform(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
-        },
+        "versions": {**_versions(), "agent": plan.settings.get("agent_version")},
+        "host": _host(),
         "resumes": [],
         "rollouts": [record(planned) for planned in job.rollouts],
+    }
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"benchflow": version("benchflow"), "python": platform.python_version()}
+
+
+@lru_cache(maxsize=1)
+def _host() -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
     }
 
 
