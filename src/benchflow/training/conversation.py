@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchflow.training.calls import Call, is_agents, succeeded
@@ -18,23 +18,20 @@ class Skip(Exception):
         self.reason = reason
 
 
-def last_agent_call(calls: Iterable[Call]) -> Call:
+def last_agent_call(calls: Sequence[Call]) -> Call:
     """The call that holds the whole main conversation: the agent's own last answered one.
     Raises ``Skip`` when there is none."""
-    last: Call | None = None
     reason = "no_trajectory"
-    for call in calls:
+    for call in reversed(calls):
         if not is_agents(call):
             continue
         if not succeeded(call):
-            reason = "provider_error" if last is None and reason == "no_trajectory" else reason
+            reason = "provider_error" if reason == "no_trajectory" else reason
         elif reply(call) is None:
             reason = "no_assistant"
         else:
-            last = call
-    if last is None:
-        raise Skip(reason)
-    return last
+            return call
+    raise Skip(reason)
 
 
 def conversation(call: Call) -> list[Message]:

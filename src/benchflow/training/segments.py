@@ -213,10 +213,10 @@ def read_sampled(call: Call, unavailable: dict[str, dict[str, int]]) -> Sampled:
 def _sent_again(calls: list[Sampled]) -> set[int]:
     """Indices of calls that a later call of the same node repeats, prompt for prompt. Of such
     calls the one that the conversation went on from is kept, else the last."""
-    asked: dict[tuple[str, bytes], list[Sampled]] = {}
+    asked: dict[tuple[str, tuple[int, ...]], list[Sampled]] = {}
     for call in calls:
         if call.prompt is not None:
-            asked.setdefault((call.node_id, _fingerprint(call.prompt)), []).append(call)
+            asked.setdefault((call.node_id, tuple(call.prompt)), []).append(call)
     dropped: set[int] = set()
     for same in asked.values():
         if len(same) > 1:
@@ -232,10 +232,6 @@ def _went_on(call: Sampled, calls: list[Sampled]) -> bool:
         other.prompt is not None and len(other.prompt) > len(whole) and other.prompt[: len(whole)] == whole
         for other in calls
     )
-
-
-def _fingerprint(ids: list[int]) -> bytes:
-    return repr(ids).encode()
 
 
 @dataclass(slots=True)
