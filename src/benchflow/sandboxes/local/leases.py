@@ -1,0 +1,137 @@
+"""One small file per live sandbox, written before anything of it exists.
+
+It names the owner and everything that must go when the owner has gone: the process,
+its control groups, its sockets. Uppers and layers carry their own owner (``layers.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchflow.kernel.ownership import Owner, process_start
+from benchflow.kernel.storage import read_json, write_json
+from benchflow.sandboxes.local.cgroups import remove_folders
+
+_GONE_DEADLINE = 10.0
+
+
+@dataclass(slots=True)
+class Lease:
+    """``process`` is ``(pid, start time)`` of bubblewrap, once it runs."""
+
+    path: Path
+    name: str
+    job: str
+    owner: Owner
+    created: float
+    process: tuple[int, int] | None = None
+    cgroups: list[Path] = field(default_factory=list[Path])
+    sockets: list[Path] = field(default_factory=list[Path])
+
+    @classmethod
+    def take(cls, folder: Path, name: str, job: str, cgroups: list[Path], sockets: list[Path]) -> Lease:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lease = cls(folder / f"{name}.json", name, job, Owner.current(), time.time(), None, cgroups, sockets)
+        lease.save()
+        return lease
+
+    @classmethod
+    def read(cls, path: Path) -> Lease:
+        record = read_json(path)
+        process = record["process"]
+        return cls(
+            path,
+            record["name"],
+            record["job"],
+            Owner.parse(record["owner"]),
+            float(record["created"]),
+            (int(process[0]), int(process[1])) if process else None,
+            [Path(item) for item in record["cgroups"]],
+            [Path(item) for item in record["sockets"]],
+        )
+
+    def save(self) -> None:
+        record: dict[str, Any] = {
+            "schema_version": 1,
+            "name": self.name,
+            "job": self.job,
+            "owner": self.owner.record(),
+            "created": self.created,
+            "process": list(self.process) if self.process else None,
+            "cgroups": [str(path) for path in self.cgroups],
+            "sockets": [str(path) for path in self.sockets],
+        }
+        write_json(self.path, record, sync=False)
+
+    def started(self, pid: int) -> None:
+        start = process_start(pid)
+        if start is not None:
+            self.process = (pid, start)
+            self.save()
+
+    def release(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove what the lease names, then the lease. For leases of dead owners."""
+        if self.process is not None:
+            _end_process(*self.process)
+        for folder in self.cgroups:
+            _end_members(folder)
+        remove_folders(self.cgroups)
+        for path in self.sockets:
+            path.unlink(missing_ok=True)
+        self.release()
+
+
+def leases(folder: Path) -> list[Lease]:
+    """All readable leases; a damaged file names nothing that could be removed for it."""
+    found: list[Lease] = []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            found.append(Lease.read(path))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    try:
+        return [int(item) for item in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _end_process(pid: int, start: int) -> None:
+    """Kill bubblewrap and the sandbox's first process, whose death takes the rest along."""
+    if process_start(pid) != start:
+        return
+    for target in (*children(pid), pid):
+        with suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+    _wait_until(lambda: process_start(pid) != start)
+
+
+def _end_members(folder: Path) -> None:
+    """Kill what is left in a control group, thawed, as a frozen process does not die."""
+    for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        if (folder / name).exists():
+            (folder / name).write_text(value)
+    try:
+        members = (folder / "cgroup.procs").read_text().split()
+    except OSError:
+        return
+    for member in members:
+        with suppress(ProcessLookupError):
+            os.kill(int(member), signal.SIGKILL)
+
+
+def _wait_until(reached) -> None:
+    deadline = time.monotonic() + _GONE_DEADLINE
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.002)

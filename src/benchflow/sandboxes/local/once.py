@@ -1,0 +1,61 @@
+"""One command in a throw-away sandbox: how a Dockerfile's RUN is carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchflow.contracts.sandbox import ExecResult, Limits
+from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.local.bwrap import Jail
+from benchflow.sandboxes.local.cgroups import cgroup_host
+from benchflow.sandboxes.local.commands import Commands, Request
+from benchflow.sandboxes.local.layers import Rootfs, Upper
+from benchflow.sandboxes.local.leases import Lease
+from benchflow.sandboxes.local.network import lent_files
+from benchflow.sandboxes.local.resident import Resident
+from benchflow.sandboxes.local.userns import user_namespace
+
+_START_TIMEOUT = 120.0
+_OUTPUT_KEPT = 1 << 18
+
+
+async def run_once(
+    rootfs: Rootfs,
+    upper: Upper,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    user: str | None,
+    network_open: bool,
+    extra_ro_binds: Sequence[tuple[Path, str]] = (),
+    timeout: float | None = None,
+    on_output: Callable[[bytes], None] = lambda data: None,
+) -> ExecResult:
+    """Run ``argv`` on ``rootfs``, its writes landing in ``upper``, and remove everything but
+    the upper. Output goes to ``on_output`` as it comes; the result keeps a bounded part."""
+    name = f"run-{uuid.uuid4().hex[:12]}"
+    binds = [*extra_ro_binds, *(lent_files(rootfs, resolver=True) if network_open else ())]
+    jail = Jail(rootfs, upper, open_network=network_open, binds=tuple(binds))
+    cgroup = cgroup_host().create(name, Limits())
+    lease = Lease.take(state_dir() / "leases", name, "", cgroup.folders, [])
+    resident: Resident | None = None
+    try:
+        resident = await Resident.start(
+            name, jail, user_namespace(), cgroup, timeout=_START_TIMEOUT, on_fork=lease.started
+        )
+        commands = Commands(resident)
+        request = Request([os.fspath(part) for part in argv], cwd, user, high=env)
+        try:
+            return await commands.run(request, timeout=timeout, limit=_OUTPUT_KEPT, on_output=on_output)
+        finally:
+            commands.close()
+    finally:
+        if resident is not None:
+            await asyncio.shield(resident.stop())
+        cgroup.remove()
+        lease.release()

@@ -1,0 +1,240 @@
+"""The local provider: sandboxes out of namespaces and overlay layers, no daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchflow.contracts.errors import HostPressureError, SandboxError
+from benchflow.contracts.sandbox import (
+    ImageSource,
+    Reaped,
+    SandboxCapabilities,
+    SandboxImage,
+    SandboxSpec,
+)
+from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.local import bwrap
+from benchflow.sandboxes.local.build import Builder
+from benchflow.sandboxes.local.cell import Cell, memory_room
+from benchflow.sandboxes.local.cgroups import cgroup_host
+from benchflow.sandboxes.local.doors import HostDoors
+from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
+from benchflow.sandboxes.local.leases import Lease, leases
+from benchflow.sandboxes.local.network import Network, make_network
+from benchflow.sandboxes.local.once import run_once
+from benchflow.sandboxes.local.sandbox import LocalSandbox
+from benchflow.sandboxes.local.userns import no_namespaces, user_namespace
+
+DEFAULT_WORKDIR = "/app"
+TMPFS_STORAGE_MB = 1024
+"""Up to this declared storage, writes stay in memory (when the host has room)."""
+_SHM_MB = 64
+_THREADS = 16
+
+
+class LocalProvider:
+    """Makes and removes local sandboxes. One per process is enough; it is safe to share."""
+
+    name = "local"
+
+    def __init__(self, home: Path | None = None) -> None:
+        self._home = home or state_dir()
+        self._sandboxes: set[LocalSandbox] = set()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sandbox")
+        self._doors = HostDoors()
+        self._probed: asyncio.Task[None] | None = None
+
+    @cached_property
+    def store(self) -> LayerStore:
+        return LayerStore(self._home / "local")
+
+    @cached_property
+    def builder(self) -> Builder:
+        return Builder(self.store, run_once)
+
+    # -- what this host can do ---------------------------------------------------------
+
+    def capabilities(self) -> SandboxCapabilities:
+        userns, groups = user_namespace(), cgroup_host()
+        root = os.geteuid() == 0
+        why: dict[str, str] = {
+            "storage_limit": "the size of the writable layer is not limited; in memory it counts as memory",
+            "services": "one machine per sandbox: use docker for compose tasks",
+            "gpu": "no devices are passed in",
+        }
+        if not userns.multiple:
+            why["multiple_users"] = userns.why
+            why["writable_system"] = "files of a base that belong to another uid cannot be changed"
+        for flag, controller in (("memory_limit", "memory"), ("cpu_limit", "cpu"), ("pids_limit", "pids")):
+            if not groups.can(controller):
+                why[flag] = groups.why or f"the control group controller {controller!r} is not delegated"
+        return SandboxCapabilities(
+            snapshot=True,
+            fork=True,
+            pause=True,
+            network_none=True,
+            network_allowlist=True,
+            network_open=True,
+            multiple_users=userns.multiple,
+            memory_limit=groups.can("memory"),
+            cpu_limit=groups.can("cpu"),
+            pids_limit=groups.can("pids"),
+            writable_system=root,
+            why=why,
+        )
+
+    async def preflight(self) -> None:
+        """Really start bubblewrap, once."""
+        if self._probed is None:
+            self._probed = asyncio.ensure_future(asyncio.to_thread(_probe))
+        await asyncio.shield(self._probed)
+
+    # -- images ------------------------------------------------------------------------
+
+    async def prepare(self, source: ImageSource) -> SandboxImage:
+        return (await self.builder.build(source)).public(self.name)
+
+    # -- sandboxes ---------------------------------------------------------------------
+
+    async def create(self, image: SandboxImage, spec: SandboxSpec) -> LocalSandbox:
+        local = self.store.load_image(image.ref)
+        workdir = _workdir(spec.workdir or image.workdir)
+        network = await make_network(spec, local.rootfs, self._doors)
+        try:
+            cell = await self._in_thread(self._claim, local, spec, workdir, network)
+        except BaseException:
+            await network.closing.aclose()
+            raise
+        try:
+            await cell.start()
+        except BaseException:
+            await asyncio.shield(cell.remove())
+            raise
+        env = {**spec.env, **network.env}
+        sandbox = LocalSandbox(spec, image, self.capabilities(), cell, self.store, workdir, env)
+        sandbox.on_end = self._sandboxes.discard
+        self._sandboxes.add(sandbox)
+        return sandbox
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
+        """Run to its end even when the caller is cancelled; what it made is then taken back."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            cell = await future
+            await cell.remove()
+            raise
+
+    def _claim(self, image: LocalImage, spec: SandboxSpec, workdir: str, network: Network) -> Cell:
+        """Take the lease, then what it names: control groups and an upper."""
+        unique = f"{_plain(spec.name)}-{uuid.uuid4().hex[:8]}"
+        host = cgroup_host()
+        folders = list({host.parents[name] / unique for name in host.parents})
+        lease = Lease.take(self._home / "leases", unique, spec.job, folders, network.sockets)
+        upper: Upper | None = None
+        try:
+            tmpfs = _in_memory(spec)
+            upper = self.store.new_upper(tmpfs=tmpfs, name=unique, lowers=image.rootfs.lowers)
+            cgroup = host.create(unique, spec.limits)
+        except OSError as error:
+            if upper is not None:
+                self.store.discard(upper)
+            lease.release()
+            if isinstance(error, SandboxError):
+                raise
+            raise HostPressureError(
+                f"cannot make a sandbox: {error}", fix="free space or processes"
+            ) from error
+        userns = user_namespace()
+        shm = min(_SHM_MB, (spec.limits.memory_mb or 2 * _SHM_MB) // 2) << 20
+        binds = (*((mount.source, mount.target) for mount in spec.mounts), *network.binds)
+        jail = bwrap.Jail(image.rootfs, upper, network.open, binds, "sandbox", shm)
+        plan = {
+            "agent": spec.agent_user or "",
+            "users": userns.multiple,
+            "workdir": workdir,
+            "fresh": image.owner is None,
+            "doors": network.doors,
+            "lifetime": spec.lifetime_sec,
+        }
+        enforced = {
+            **{name: None for name in ("memory_mb", "cpus", "pids", "storage_mb")},
+            **cgroup.enforced,
+            "network": spec.network.mode,
+            "users": "range" if userns.multiple else "single",
+            "base": image.base,
+            "upper": "tmpfs" if upper.tmpfs else "disk",
+        }
+        cell = Cell(
+            spec, image, self.store, userns, self._threads, lease, upper, cgroup, jail, plan, network.closing
+        )
+        cell.enforced = enforced
+        return cell
+
+    # -- leftovers ---------------------------------------------------------------------
+
+    async def reap(self, *, older_than: float = 0.0, dry_run: bool = False) -> list[Reaped]:
+        """Remove what dead owners left: processes and control groups first, then uppers,
+        snapshot layers and images. ``older_than`` is in seconds."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._reap, older_than, dry_run
+        )
+
+    def _reap(self, older_than: float, dry_run: bool) -> list[Reaped]:
+        found: list[Reaped] = []
+        for lease in leases(self._home / "leases"):
+            age = time.time() - lease.created
+            if lease.owner.alive() or age < older_than:
+                continue
+            if not dry_run:
+                lease.clear()
+            found.append(Reaped(self.name, lease.name, "sandbox", age, str(lease.owner), not dry_run))
+        for item in self.store.leftovers():
+            if item.age_sec < older_than:
+                continue
+            if not dry_run:
+                self.store.remove(item)
+            found.append(Reaped(self.name, item.name, item.kind, item.age_sec, item.owner, not dry_run))
+        return found
+
+    async def close(self) -> None:
+        """Tear down what is left of this provider's sandboxes."""
+        await asyncio.gather(*(sandbox.teardown() for sandbox in list(self._sandboxes)))
+        self._threads.shutdown(wait=False)
+
+
+def _probe() -> None:
+    userns = user_namespace()
+    argv = [str(bwrap.bwrap_path()), "--userns", str(userns.fd), "--unshare-pid", "--unshare-net"]
+    argv += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--", "/bin/sh", "-c", "exit 0"]
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, pass_fds=(userns.fd,), check=False
+    )
+    if done.returncode:
+        raise no_namespaces(done.stderr.strip() or f"bubblewrap ended with {done.returncode}")
+
+
+def _in_memory(spec: SandboxSpec) -> bool:
+    storage = spec.limits.storage_mb
+    return storage is not None and storage <= TMPFS_STORAGE_MB and memory_room(storage)
+
+
+def _workdir(wanted: str | None) -> str:
+    """The workspace: never ``/`` itself, which nobody may chown or snapshot as a workspace."""
+    path = os.path.normpath("/" + (wanted or DEFAULT_WORKDIR).lstrip("/"))
+    return DEFAULT_WORKDIR if path == "/" else path
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:80] or "sandbox"

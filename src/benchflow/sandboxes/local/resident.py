@@ -1,0 +1,303 @@
+"""The host's end of a sandbox's helper: start it, ask it, notice when it dies.
+
+One socket carries requests (marshalled, with the stdio descriptors attached) and fixed
+binary replies; what comes back from inside is only ever unpacked as numbers and text.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import itertools
+import marshal
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
+from benchflow.sandboxes.local import bwrap, runtime
+from benchflow.sandboxes.local.cgroups import Cgroup
+from benchflow.sandboxes.local.leases import children
+from benchflow.sandboxes.local.userns import UserNamespace
+
+READY, EXIT, ERROR, GONE, DONE, STARTED, SOCKET, FATAL = range(1, 9)
+_REPLY = struct.Struct("<BQqq")
+_MESSAGE = 1 << 16
+_LARGEST_INLINE = 1 << 15
+_STDERR_TAIL = 4000
+
+
+@dataclass(slots=True)
+class Call:
+    """One request under way. ``started`` gets a command's pid, ``exited`` its exit code;
+    ``ended`` is set by the last word on the request (two numbers and a text)."""
+
+    ident: int
+    started: asyncio.Future[int]
+    exited: asyncio.Future[int]
+    ended: asyncio.Future[tuple[int, int, str]]
+    handed: list[socket.socket] = field(default_factory=list[socket.socket])
+
+    def fail(self, error: BaseException) -> None:
+        for future in (self.started, self.exited, self.ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # a caller may await only one of the two
+
+
+class Resident:
+    """A running jail and its helper. Create with ``start``."""
+
+    def __init__(
+        self, name: str, channel: socket.socket, process: subprocess.Popen[bytes], stderr: int
+    ) -> None:
+        self.name = name
+        self.process = process
+        self.lost: str | None = None
+        self.explain: Callable[[], str] = str
+        """Asked for the reason when the helper died without a word."""
+        self._channel = channel
+        self._stderr = stderr
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+        self._sending = asyncio.Lock()
+        self._words = ""
+        self._hello = self._new_call(0)
+        self._loop.add_reader(channel.fileno(), self._on_readable)
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        jail: bwrap.Jail,
+        userns: UserNamespace,
+        cgroup: Cgroup | None,
+        *,
+        timeout: float,
+        on_fork: Callable[[int], None] = lambda pid: None,
+    ) -> Resident:
+        """Fork bubblewrap and wait for its helper. ``on_fork`` gets bubblewrap's pid, in the
+        forking thread. Raises ``SandboxStartError`` with what bubblewrap said."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+
+        def fork() -> subprocess.Popen[bytes]:
+            process = bwrap.start(
+                jail,
+                userns,
+                runtime.helper_argv(theirs.fileno()),
+                cgroup=cgroup,
+                inherit=[theirs.fileno()],
+                stderr=stderr,
+            )
+            on_fork(process.pid)
+            return process
+
+        try:
+            process = await asyncio.shield(loop.run_in_executor(bwrap.launcher(os.getpid()), fork))
+        except BaseException:
+            ours.close()
+            os.close(stderr)
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        resident = cls(name, ours, process, stderr)
+        try:
+            async with asyncio.timeout(timeout):
+                await resident._hello.ended
+        except (SandboxLostError, TimeoutError) as error:
+            detail = await resident.stop()
+            raise SandboxStartError(f"the sandbox did not start: {detail or error}", detail=detail) from error
+        except BaseException:
+            await asyncio.shield(resident.stop())
+            raise
+        return resident
+
+    def _new_call(self, ident: int | None = None) -> Call:
+        ident = next(self._numbers) if ident is None else ident
+        future = self._loop.create_future
+        call = Call(ident, future(), future(), future())
+        self._calls[ident] = call
+        return call
+
+    # -- asking ------------------------------------------------------------------------
+
+    async def ask(self, verb: str, *arguments: object, fds: Sequence[int] = ()) -> Call:
+        """Send a request. The descriptors are duplicated inside; the caller closes its own."""
+        self.check()
+        call = self._new_call()
+        data = marshal.dumps((verb, call.ident, *arguments))
+        try:
+            await self._send(data, list(fds))
+        except OSError as error:
+            self._fail(f"the connection broke: {error.strerror}")
+            raise SandboxLostError(self._lost_text()) from error
+        return call
+
+    async def answer(self, verb: str, *arguments: object) -> tuple[int, int, str]:
+        """Send a request and wait for its answer."""
+        call = await self.ask(verb, *arguments)
+        try:
+            return await call.ended
+        finally:
+            self._calls.pop(call.ident, None)
+
+    async def connect(self, port: int) -> socket.socket:
+        """A socket connected to a port of the sandbox's loopback."""
+        call = await self.ask("connect", port)
+        try:
+            await call.ended
+            return call.handed.pop()
+        finally:
+            self._calls.pop(call.ident, None)
+
+    def forget(self, call: Call) -> None:
+        self._calls.pop(call.ident, None)
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise SandboxLostError(self._lost_text())
+
+    async def _send(self, data: bytes, fds: list[int]) -> None:
+        large = -1
+        if len(data) > _LARGEST_INLINE:
+            large = os.memfd_create("request", os.MFD_CLOEXEC)
+            with open(os.dup(large), "wb") as body:
+                body.write(data)
+            os.lseek(large, 0, os.SEEK_SET)
+            data, fds = b"M", [large, *fds]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            async with self._sending:
+                while True:
+                    try:
+                        self._channel.sendmsg([data], rights)
+                        return
+                    except BlockingIOError:
+                        await self._writable()
+        finally:
+            if large >= 0:
+                os.close(large)
+
+    async def _writable(self) -> None:
+        ready = self._loop.create_future()
+        fd = self._channel.fileno()
+        self._loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            if self.lost is None:
+                self._loop.remove_writer(fd)
+
+    # -- hearing -----------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        while self.lost is None:
+            try:
+                data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE, 64)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(str(error))
+                return
+            if not data:
+                self._fail(self._words or self.explain() or "its helper died")
+                return
+            self._on_reply(data, ancillary)
+
+    def _on_reply(self, data: bytes, ancillary: list) -> None:
+        handed = array.array("i")
+        for _, kind, raw in ancillary:
+            if kind == socket.SCM_RIGHTS:
+                handed.frombytes(raw[: len(raw) - len(raw) % handed.itemsize])
+        sockets = [socket.socket(fileno=fd) for fd in handed]
+        if len(data) < _REPLY.size:
+            self._close_all(sockets)
+            return
+        kind, ident, first, second = _REPLY.unpack_from(data)
+        text = data[_REPLY.size :].decode("utf-8", "replace")
+        call = self._calls.get(ident)
+        if kind == FATAL:
+            self._words = text
+        elif call is None:
+            self._close_all(sockets)
+        elif kind == STARTED:
+            _settle(call.started, first)
+        elif kind == EXIT:
+            _settle(call.exited, first)
+        elif kind == ERROR:
+            call.fail(SandboxError(text))
+        elif kind == GONE:
+            _settle(call.started, 0)
+            _settle(call.exited, -signal.SIGKILL)
+            _settle(call.ended, (0, 0, ""))
+        else:
+            call.handed += sockets
+            _settle(call.ended, (first, second, text))
+
+    @staticmethod
+    def _close_all(sockets: list[socket.socket]) -> None:
+        for item in sockets:
+            item.close()
+
+    def _fail(self, reason: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        for call in list(self._calls.values()):
+            call.fail(SandboxLostError(self._lost_text()))
+        self._calls.clear()
+
+    def _lost_text(self) -> str:
+        return f"the sandbox {self.name} is gone: {self.lost}"
+
+    # -- ending ------------------------------------------------------------------------
+
+    async def stop(self) -> str:
+        """Kill everything inside and wait until it is gone. Returns what bubblewrap wrote to
+        its error output. Idempotent."""
+        self._fail("it was stopped")
+        return await self._loop.run_in_executor(bwrap.launcher(os.getpid()), self._reap)
+
+    def kill(self) -> None:
+        """Kill the sandbox's first process, and so all of it, without waiting."""
+        if self.process.returncode is None:
+            for pid in (*children(self.process.pid), self.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> str:
+        if self._stderr < 0:
+            return ""
+        if self.process.poll() is None:
+            # The first process first: bubblewrap ends only after it, with all of its kind.
+            inner = children(self.process.pid)
+            for pid in inner or [self.process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        size = os.lseek(self._stderr, 0, os.SEEK_END)
+        said = os.pread(self._stderr, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+        os.close(self._stderr)
+        self._stderr = -1
+        return said.decode("utf-8", "replace").strip()
+
+
+def _settle(future: asyncio.Future, value) -> None:
+    if not future.done():
+        future.set_result(value)
