@@ -29,9 +29,9 @@ def calls_of(name: str) -> bytes:
     prompt = list(range(100, 160))
     lines = []
     for index in range(CALLS):
-        reply = {"role": "assistant", "content": filler, "tool_calls": [
-            {"id": f"c{index}", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
-        ]}  # fmt: skip
+        function = {"name": "bash", "arguments": '{"command": "ls"}'}
+        tool_call = {"id": f"c{index}", "type": "function", "function": function}
+        reply = {"role": "assistant", "content": filler, "tool_calls": [tool_call]}
         sampled = [1000 + index] * 24
         capture = {
             "schema_version": 1,
@@ -56,7 +56,12 @@ def calls_of(name: str) -> bytes:
                         "headers": {},
                         "body": {"model": "m", "messages": messages},
                     },
-                    "response": {"ts": "2026-01-01T00:00:01Z", "status_code": 200, "headers": {}, "body": body},
+                    "response": {
+                        "ts": "2026-01-01T00:00:01Z",
+                        "status_code": 200,
+                        "headers": {},
+                        "body": body,
+                    },
                     "duration_ms": 5.0,
                     "metadata": {"dialect": "chat", "purpose": "agent", "token_capture": capture},
                 }
