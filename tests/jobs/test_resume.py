@@ -42,18 +42,18 @@ class Jobs:
     def settings(self, config):
         return settings_record(config, "1.0", "local")
 
-    def start(self, tasks, **fields):
+    def start(self, found, **fields):
         config = self.config(**fields)
-        plan = make_plan(config, self.settings(config), tasks)
+        plan = make_plan(config, self.settings(config), found)
         plan = renamed(plan, reserve(config, plan.job_name, exact=False))
         for job in plan.jobs:
             job.folder.mkdir(parents=True, exist_ok=True)
             write_json(job.folder / "job.json", job_record(plan, job, probe=None))
         return plan
 
-    def again(self, tasks, *, began: float | None = None, **fields):
+    def again(self, found, *, began: float | None = None, **fields):
         config = self.config(**fields)
-        return find(config, self.settings(config), tasks, began=began or time.time() + 60)
+        return find(config, self.settings(config), found, began=began or time.time() + 60)
 
 
 @pytest.fixture
@@ -82,10 +82,15 @@ def test_the_order_of_the_input_does_not_mix_tasks_up(jobs, tasks):
 
 
 def test_a_task_that_was_added_joins_the_job(jobs, tasks):
-    first = jobs.start(tasks("alpha"))
-    again = jobs.again(tasks("alpha", "beta"))
+    first = jobs.start(tasks("alpha"), tasks="tasks")
+    again = jobs.again(tasks("alpha", "beta"), tasks="tasks")
     assert again.plan.job_name == first.job_name
     assert names(again.plan)["alpha"] == names(first)["alpha"]
+
+
+def test_naming_more_tasks_is_another_command(jobs, tasks):
+    jobs.start(tasks("alpha"), tasks="tasks/alpha")
+    assert "it ran fewer tasks" in jobs.again(tasks("alpha", "beta"), tasks="tasks").why_new
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,13 @@ def verdict(result: Result) -> str:
     category = result.error_category or result.verifier_error_category
     if result.reward is not None:
         return f"reward {result.reward:.4g}" + (f" ({category})" if category else "")
-    reason = result.error or result.verifier_error
-    return result.outcome + (f": {reason}" if reason else "")
+    return without_score(result)
+
+
+def without_score(result: Result) -> str:
+    """Why there is no reward, on one line; the whole of it is in ``result.json``."""
+    reason = " ".join((result.error or result.verifier_error or "").split())
+    return result.outcome + (f": {reason[:300]}" if reason else "")
 
 
 def make_reporter(*, quiet: bool, interactive: bool | None = None) -> Reporter:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchflow.contracts.records import Result, Summary
 from benchflow.jobs.evaluation import EvaluationResult
+from benchflow.jobs.progress import without_score
 from benchflow.jobs.store import read_result
 
 SHOWN = 64
@@ -47,8 +48,7 @@ def rollout_lines(result: EvaluationResult) -> Iterator[str]:
 
 def _told(result: Result, folder: Path) -> str:
     if result.reward is None:
-        reason = result.error or result.verifier_error
-        return f"{result.outcome}: {reason}" if reason else result.outcome
+        return without_score(result)
     last = last_line(folder / "verifier" / "test-stdout.txt")
     early = f" [{result.error_category}]" if result.error_category else ""
     if last.startswith("reward "):

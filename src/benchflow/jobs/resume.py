@@ -50,8 +50,9 @@ def find(
     """The latest matching job, or a new plan. Jobs created after ``began`` (epoch seconds)
     are not earlier ones: commands started together do not continue each other.
 
-    A job matches when everything it planned is planned again, unchanged. Naming a job that
-    exists and does not match is a ``UsageError``.
+    A job matches when everything it planned is planned again, unchanged, and nothing else is
+    (the same TASKS may have grown). Naming a job that exists and does not match is a
+    ``UsageError``.
     """
     fresh = make_plan(config, settings, tasks)
     if config.new:
@@ -128,17 +129,19 @@ def _mismatch(fresh: Plan, jobs: Sequence[Earlier]) -> str | None:
     wanted = {job.trial: {planned.identity for planned in job.rollouts} for job in fresh.jobs}
     digests = {task.name: task.digest for task in fresh.tasks.values()}
     for job in jobs:
-        if {planned.identity for planned in planned_rollouts(job.record)} <= wanted[job.trial]:
+        before = planned_rollouts(job.record)
+        known = {planned.identity for planned in before}
+        same_words = (job.record.get("config") or {}).get("tasks") == list(fresh.config.tasks)
+        if known == wanted[job.trial] or (same_words and known < wanted[job.trial]):
             continue
         changed = differences(job.record.get("settings") or {}, fresh.settings)
         if changed:
             return ", ".join(changed[:4])
-        before = planned_rollouts(job.record)
         gone = [planned.task for planned in before if planned.task not in digests]
         edited = [p.task for p in before if p.task in digests and digests[p.task] != p.task_digest]
         if edited:
             return f"task {edited[0]} was edited"
-        return f"it also ran task {gone[0]}" if gone else "its plan differs"
+        return f"it also ran task {gone[0]}" if gone else "it ran fewer tasks"
     return None
 
 
