@@ -11,13 +11,14 @@ import yaml
 from benchflow.tasks.problems import ConfigSource, FileProblem, Key, Problem, read_text
 
 _HEADING = re.compile(r"^##[ \t]+(prompt|role:.*|scene:.*|user-persona)[ \t]*$", re.IGNORECASE)
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
 
 
 def read_document(path: Path, file: str) -> tuple[ConfigSource, str]:
     """Split a document into its configuration and its body. Raises ``FileProblem``."""
     text = read_text(path, file)
-    lines = text.splitlines(keepends=True)
+    lines = _LINE.findall(text)
     if not lines or lines[0].rstrip() != "---":
         raise FileProblem(Problem("must start with a `---` line and YAML frontmatter", file, 1))
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
@@ -29,9 +30,9 @@ def read_document(path: Path, file: str) -> tuple[ConfigSource, str]:
 
 def parse_yaml(text: str, file: str, *, first_line: int) -> tuple[dict[str, object], dict[Key, int]]:
     """A YAML mapping and the line of each key. Duplicate keys are refused."""
-    loader = yaml.SafeLoader(text)
     places: dict[Key, int] = {}
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}
@@ -41,11 +42,13 @@ def parse_yaml(text: str, file: str, *, first_line: int) -> tuple[dict[str, obje
         return loader.construct_document(node), places
     except yaml.MarkedYAMLError as error:
         raise FileProblem(_yaml_problem(error, file, first_line)) from error
+    except yaml.reader.ReaderError as error:
+        line = first_line + text.count("\n", 0, error.position)
+        message = f"the character U+{error.character:04X} is not allowed in YAML"
+        raise FileProblem(Problem(message, file, line)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = str(error).splitlines()[0]
         raise FileProblem(Problem(f"the frontmatter is not YAML: {message}", file, first_line)) from error
-    finally:
-        loader.dispose()
 
 
 def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
@@ -56,7 +59,7 @@ def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
     """
     sections: dict[str, list[str]] = {"": []}
     current, fence = "", ""
-    for number, line in enumerate(body.splitlines(keepends=True), first_line):
+    for number, line in enumerate(_LINE.findall(body), first_line):
         mark = _FENCE.match(line)
         if mark and not fence:
             fence = mark[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchflow.tasks.problems import ConfigSource, FileProblem, Key, Problem, read_text
 
-_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?\r?$")
 _PAIR = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=(.*)$""")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 _WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
@@ -35,7 +35,7 @@ def toml_lines(text: str) -> dict[Key, int]:
     table: Key = ()
     counts: dict[Key, int] = {}
     closing = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if closing:
             closing = "" if closing in line else closing
             continue

@@ -13,6 +13,7 @@ from benchflow.tasks.problems import FileProblem, Findings, Problem
 from benchflow.tasks.section import Section
 
 LOGS = "/logs/verifier"
+_CTRF = re.compile(rb"--ctrf[= \t]+[\"']?/logs/verifier/")
 _KINDS = ("script", "llm-judge", "reward-kit", "agent-judge", "ors-episode")
 
 
@@ -42,12 +43,12 @@ def strategy(package: Package, verifier: Folder, findings: Findings) -> Strategy
 
 
 def expects_ctrf(verifier: Folder) -> bool:
-    """True when ``test.sh`` asks its test runner for a CTRF report."""
+    """True when ``test.sh`` asks its test runner for a CTRF report among the results."""
     try:
         text = (verifier.path / "test.sh").read_bytes()
     except OSError:
         return False
-    return any(b"--ctrf" in line.partition(b"#")[0] for line in text.splitlines())
+    return any(_CTRF.search(line.partition(b"#")[0]) for line in text.splitlines())
 
 
 def _declared(package: Package, verifier: Folder, findings: Findings) -> Strategy | None:
