@@ -11,6 +11,7 @@ import errno
 import lzma
 import os
 import stat
+import tarfile
 import time
 import zlib
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from benchflow.sandboxes.local.hostbase import DEFAULT_PATH, host_base, make_mou
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Rootfs, Upper
 from benchflow.sandboxes.local.oci import ImageConfig, read_image
 
+_DAMAGED = (ValueError, KeyError, TypeError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
 HOST = "host"
 SCRATCH = "scratch"
 
@@ -167,7 +169,7 @@ def _fill(upper: Upper, source: Path, name: str, notes: list[str]) -> ImageConfi
         return read_image(source, upper.upper, name, notes.append)
     except BenchflowError:
         raise
-    except (ValueError, KeyError, TypeError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except _DAMAGED as error:
         raise UsageError(f"cannot import {source}: {error}") from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
