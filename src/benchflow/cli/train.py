@@ -10,8 +10,9 @@ import typer
 app = typer.Typer(help="Hand rollouts to a trainer: rows, a live stream, checks.", no_args_is_help=True)
 
 PATH = typer.Argument(help="A job, a jobs folder, an agent's folder, or one rollout.")
-BY = typer.Option("--group-by", help="Keys of a group, e.g. task,agent,model; default: the planned groups.")
-MANIFEST = typer.Option("--manifest", help="Also write counts, groups and members to this file.")
+BY = typer.Option(
+    None, "--group-by", help="Keys of a group, e.g. task,agent,model; default: the planned groups."
+)
 
 
 @app.command()
@@ -21,7 +22,9 @@ def convert(
     format: str = typer.Option("chat", "--format", help="chat, verifiers, tokens, or a plug-in's."),
     group_advantage: str | None = typer.Option(None, "--group-advantage", help="grpo or loo."),
     group_by: str | None = BY,
-    manifest: Path | None = MANIFEST,
+    manifest: Path | None = typer.Option(
+        None, "--manifest", help="Also write counts, groups and members to this file."
+    ),
     min_reward: float | None = typer.Option(None, "--min-reward", help="Leave out rows below this reward."),
     drop_zero_variance: bool = typer.Option(False, "--drop-zero-variance", help="Leave out flat groups."),
     as_json: bool = typer.Option(False, "--json", help="Print the manifest instead of two lines."),

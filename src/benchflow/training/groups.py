@@ -13,6 +13,7 @@ group with a single scored member. When all rewards are exactly equal the advant
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ KEYS: dict[str, Callable[[Rollout], Any]] = {
     "agent": lambda rollout: rollout.agent,
     "model": lambda rollout: rollout.model,
     "policy_version": lambda rollout: _version_range(rollout.policy_version),
-    "job": lambda rollout: rollout.job,
+    "job": lambda rollout: _job(rollout),
     "trial": lambda rollout: rollout.trial,
     "branch": lambda rollout: rollout.branch,
 }
@@ -268,6 +269,13 @@ def _member_record(member: Member) -> dict[str, Any]:
 def _version_range(version: dict[str, str | None]) -> str | None:
     first, last = version["first"], version["last"]
     return first if first == last or last is None else f"{first}..{last}"
+
+
+def _job(rollout: Rollout) -> str:
+    """The repeats of one command share a job name; the trial's folder tells them apart."""
+    above, name = os.path.split(os.path.abspath(rollout.job_dir))
+    trial = os.path.basename(above)
+    return f"{trial}/{name}" if trial.startswith("trial-") else name
 
 
 def _written(value: Any) -> str:
