@@ -19,7 +19,14 @@ from benchflow.contracts.task import VerifierPlan
 from benchflow.rewards import inventory
 from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, leaves
 
-_TEMP = ("/tmp", "/var/tmp", "/dev/shm")
+_ROOM = """
+clear=$1 owner=$2 workspace=$3 user=$4 target_mode=$5 logs_mode=$6; shift 6
+[ -z "$clear" ] || find /tmp /var/tmp /dev/shm -path "$workspace" -prune \\
+    -o ! -type d -name '*.py' -exec rm -f {} + 2>/dev/null
+[ -z "$owner" ] || [ ! -d "$workspace" ] || find "$workspace/." ! -user "$owner" -exec chown -h "$owner" {} +
+rm -rf "$@" && mkdir -p -m "$target_mode" "$1" && mkdir -p -m "$logs_mode" "$2" || exit 1
+[ "$user" = 0 ] || chown "$user" "$1" "$2"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,22 @@ async def clean(request: VerifyRequest, sandbox: Sandbox) -> tuple[str, ...]:
     now = await inventory.take(sandbox, roots, patience, live=live)
     plan = plan_undo(before, now, request.workspace, request.task.verifier, soft=request.soft)
     await _apply(sandbox, plan, patience)
-    await _clear_temp(request, sandbox)
-    if not live:
-        await _own(request, sandbox)
     return plan.remove
+
+
+async def make_room(request: VerifyRequest, sandbox: Sandbox, logs: str, extra: str) -> None:
+    """Make the verifier's folder and an empty ``logs``, whatever stood there. Hardened, the
+    temporary folders lose their Python files and the workspace goes to the verifier's user,
+    so that its tools trust what they read. While processes of the agent live, only the
+    verifier's user may read the first folder and write the second."""
+    plan, live = request.task.verifier, is_live(request)
+    user = plan.user or "0"
+    owner = user if request.hardening and not live and request.workspace.strip("/") else ""
+    clear = "yes" if request.hardening else ""
+    modes = ("0700", "0755") if live else ("0755", "0777")
+    argv = ["/bin/sh", "-c", _ROOM, "room", clear, owner, request.workspace, user, *modes]
+    done = await root_exec(sandbox, [*argv, plan.target, logs, extra], budget(request))
+    check(done, "making room")
 
 
 def budget(request: VerifyRequest) -> float:
@@ -157,29 +176,6 @@ async def _with_folder(sandbox: Sandbox, paths: list[str], timeout: float) -> li
     done = await root_exec(sandbox, command, timeout, stdin=names)
     check(done, "looking for deleted build configuration")
     return [name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name]
-
-
-async def _clear_temp(request: VerifyRequest, sandbox: Sandbox) -> None:
-    """Remove Python files from temporary folders, the workspace left out."""
-    script = """
-        workspace=$1; shift
-        for folder; do
-            [ -d "$folder" ] || continue
-            find "$folder" -path "$workspace" -prune -o ! -type d -name '*.py' -exec rm -f {} +
-        done
-        exit 0
-        """
-    argv = ["/bin/sh", "-c", script, "temp", request.workspace, *_TEMP]
-    check(await root_exec(sandbox, argv, budget(request)), "emptying temporary folders")
-
-
-async def _own(request: VerifyRequest, sandbox: Sandbox) -> None:
-    """Give the workspace to the verifier's user, so that its tools trust what they read."""
-    script = """[ ! -d "$2" ] || find "$2/." ! -user "$1" -exec chown -h "$1" {} +"""
-    owner = request.task.verifier.user or "0"
-    if request.workspace.strip("/"):
-        argv = ["/bin/sh", "-c", script, "own", owner, request.workspace]
-        check(await root_exec(sandbox, argv, budget(request)), "re-owning the workspace")
 
 
 async def root_exec(

@@ -7,6 +7,7 @@ folder itself. The verifier's files enter the sandbox only after the agent is go
 from __future__ import annotations
 
 import posixpath
+import shlex
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,12 +41,6 @@ _OUTPUT_KEPT = 64 * 1024
 _MASK_LIMIT = 16 * 1024 * 1024
 _TAIL = 2000
 
-_ROOM = """
-target=$1 logs=$2 owner=$3; shift 3
-rm -rf "$@" && mkdir -p "$@" && chmod "$target" "$1" && chmod "$logs" "$2" && chown "$owner" "$1" "$2"
-"""
-# Packages come without their exec bits from some archives, so every file may be executed.
-_OPEN = """chmod -R u+rwx,go+rx "$2" && chmod "$1" "$2" """
 _KINDS = """
 logs=$1; shift
 kind() {
@@ -155,21 +150,23 @@ class _Run:
         )
 
     async def _install(self, sandbox: Sandbox) -> None:
-        """An empty folder for results, then the verifier's own files. While processes of the
-        agent live, only the verifier's user may write the first and read the second."""
-        live, target = hardening.is_live(self.request), self.plan.target
-        modes = ("0700", "0755") if live else ("0755", "0777")
-        folders = [target, LOGS, posixpath.dirname(GUARD_FILE)]
-        await self._helper(sandbox, "making room", _ROOM, *modes, self.plan.user or "0", *folders)
-        await sandbox.upload(self.plan.directory, target)
+        """An empty folder for results, then the verifier's own files."""
+        await hardening.make_room(self.request, sandbox, LOGS, posixpath.dirname(GUARD_FILE))
+        await sandbox.upload(self.plan.directory, self.plan.target)
         if self.request.hardening and self._uses_pytest():
             await sandbox.upload(_GUARD, GUARD_FILE)
-        await self._helper(sandbox, "opening the verifier's files", _OPEN, modes[0], target)
 
     async def _execute(self, sandbox: Sandbox, env: dict[str, str]) -> ExecResult:
-        request = self.request
+        """Run the command, its stderr in line with its stdout. Packages come without their
+        exec bits from some archives, so every file of the verifier may be executed."""
+        request, target = self.request, shlex.quote(self.plan.target)
+        mode = "go-rwx" if hardening.is_live(request) else "go+rx"
+        open_files = f"chmod -R u+rwx,{mode} {target}"
+        if self.plan.user is not None:
+            await self._helper(sandbox, "opening the verifier's files", open_files)
+            open_files = ":"
         done = await sandbox.exec(
-            ["/bin/sh", "-c", f"({self.plan.command}\n) 2>&1"],
+            ["/bin/sh", "-c", f"{{ {open_files} && ({self.plan.command}\n) }} 2>&1"],
             user=self.plan.user,
             cwd=request.workspace,
             env=env,

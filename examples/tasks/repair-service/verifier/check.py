@@ -1,5 +1,6 @@
 """Starts the pantry as an ordinary user and walks through its API; all or nothing."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -46,7 +47,8 @@ def main():
     try:
         fault = wait_until_up(service, port) or walk(port)
     finally:
-        os.killpg(service.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(service.pid, signal.SIGKILL)
         service.wait()
     print(f"reward {int(not fault)}: {fault or 'every promise kept'}")
     REWARD.write_text(f"{int(not fault)}\n")
