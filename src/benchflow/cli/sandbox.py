@@ -1,0 +1,128 @@
+"""``bench sandbox``: imported bases, running sandboxes, leftovers of dead runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Bases, running sandboxes and leftovers.", no_args_is_help=True)
+image = typer.Typer(help="Bases that FROM may name in the local sandbox.", no_args_is_help=True)
+app.add_typer(image, name="image")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_sandboxes(as_json: AsJson = False) -> None:
+    """List the sandboxes of this machine that the local provider runs."""
+    from benchflow.kernel.ownership import state_dir
+    from benchflow.sandboxes.local.leases import leases
+
+    now = time.time()
+    found = [
+        {
+            "provider": "local",
+            "name": lease.name,
+            "job": lease.job,
+            "age_sec": round(now - lease.created, 1),
+            "owner": str(lease.owner),
+            "alive": lease.owner.alive(),
+        }
+        for lease in leases(state_dir() / "leases")
+    ]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    rows = [(str(r["name"]), str(r["job"] or "-"), _age(r["age_sec"]), _state(r)) for r in found]
+    _table(("name", "job", "age", "owner"), rows, "no sandboxes")
+
+
+@app.command("cleanup")
+def cleanup(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    max_age: Annotated[
+        float, typer.Option("--max-age", min=0, help="Only leftovers older than this many minutes.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what runs that no longer live have left behind; nothing of a living run."""
+    import asyncio
+
+    from benchflow.sandboxes.leftovers import reap_all
+
+    found = asyncio.run(reap_all(older_than=max_age * 60, dry_run=dry_run))
+    if as_json:
+        print(json.dumps([asdict(item) for item in found], indent=2))
+        return
+    rows = [(item.provider, item.kind, item.name, _age(item.age_sec), item.owner) for item in found]
+    if rows:
+        print("would remove" if dry_run else "removed")
+    _table(("provider", "kind", "name", "age", "owner"), rows, "nothing to remove")
+
+
+@image.command("import")
+def import_image(name: str, path: Path) -> None:
+    """Import a root file system (directory or tar), an OCI layout, or a `docker save` archive."""
+    from benchflow.sandboxes.local.bases import import_base
+
+    base = import_base(_store(), name, path)
+    print(f"imported {base.name} ({base.size_bytes / 2**20:.0f} MB, {base.digest[:19]})")
+    for note in base.notes:
+        print(f"note: {note}")
+
+
+@image.command("list")
+def list_images(as_json: AsJson = False) -> None:
+    """List the imported bases."""
+    from benchflow.sandboxes.local.bases import list_bases
+
+    bases = list_bases(_store())
+    if as_json:
+        print(json.dumps([asdict(base) for base in bases], indent=2))
+        return
+    rows = [(b.name, f"{b.size_bytes / 2**20:.0f} MB", b.digest[:19], b.source) for b in bases]
+    _table(("name", "size", "digest", "source"), rows, "no imported bases")
+
+
+@image.command("remove")
+def remove_image(name: str) -> None:
+    """Remove an imported base and the images built on it."""
+    from benchflow.sandboxes.local.bases import remove_base
+
+    print(f"removed {remove_base(_store(), name).name}")
+
+
+def _store():
+    from benchflow.sandboxes.local.layers import LayerStore, store_root
+
+    return LayerStore(store_root())
+
+
+def _age(seconds: object) -> str:
+    value = float(str(seconds))
+    return (
+        f"{value:.0f} s"
+        if value < 120
+        else f"{value / 60:.0f} min"
+        if value < 7200
+        else f"{value / 3600:.0f} h"
+    )
+
+
+def _state(record: dict[str, object]) -> str:
+    return f"{record['owner']}" + ("" if record["alive"] else " (gone)")
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], empty: str) -> None:
+    if not rows:
+        print(empty)
+        return
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    for row in (header, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
