@@ -57,7 +57,7 @@ async def written(jobs, tmp_path):
     records["group_block"] = records["chat_row"]["group"]
     records["manifest"] = json.loads(manifest.read_text())
     records["manifest"]["versions"]["benchflow"] = "0"
-    stream = stream_rollouts(jobs.root, follow=False, group_size=2, with_segments=True)
+    stream = stream_rollouts(jobs.root, follow=False, group_size=2)
     streamed = [record async for record in stream]
     records["stream_record"] = json.loads(json.dumps(streamed[0]).replace(str(jobs.root), "jobs"))
     return records

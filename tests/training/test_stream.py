@@ -69,7 +69,7 @@ async def test_without_groups_everything_finished_comes_once(jobs):
     late = jobs.rollout(0.0, finished_at="2026-01-02T00:00:00Z")
     early = jobs.rollout(None, outcome="unscored", finished_at="2026-01-01T00:00:00Z")
     jobs.rollout(None, outcome="cancelled", error="cancelled")
-    records = await collect(jobs.root, follow=False)
+    records = await collect(jobs.root, follow=False, with_segments=False)
     assert [record["rollout"] for record in records] == [early.name, late.name]
     assert [(record["reward"], record["scored"]) for record in records] == [(None, False), (0.0, True)]
     assert records[0]["segments"] is None and records[0]["group"] is None
@@ -79,7 +79,7 @@ async def test_segments_and_capture_tell_what_can_be_trained(jobs, call):
     jobs.rollout(1.0)
     asked = [{"role": "user", "content": "hi"}]
     jobs.rollout(1.0, calls=[call(0, asked, {"role": "assistant", "content": "x"})])
-    exact, text = await collect(jobs.root, follow=False, with_segments=True)
+    exact, text = await collect(jobs.root, follow=False)
     assert exact["token_capture"] == {
         "status": "complete",
         "training_grade": True,

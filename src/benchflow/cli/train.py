@@ -84,7 +84,9 @@ def stream(
         None, "--since", help="File that remembers what was delivered; a restart goes on from it."
     ),
     timeout: float | None = typer.Option(None, "--timeout", help="Give up after SEC without anything new."),
-    with_segments: bool = typer.Option(False, "--with-segments", help="Add the exact tokens to each line."),
+    with_segments: bool = typer.Option(
+        True, "--with-segments/--no-segments", help="Put the exact tokens into each line."
+    ),
 ) -> None:
     """Print each finished rollout once, as a JSON line, in the order they finish.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchflow.training.calls import Call, is_agents, succeeded
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 
 class Skip(Exception):
@@ -34,7 +34,7 @@ def last_agent_call(calls: Sequence[Call]) -> Call:
     raise Skip(reason)
 
 
-def conversation(call: Call) -> list[Message]:
+def conversation(call: Call) -> list[ChatMessage]:
     """The request's messages and the reply, in OpenAI's chat form."""
     body = (call.get("request") or {}).get("body")
     messages = body.get("messages") if isinstance(body, dict) else None
@@ -51,7 +51,7 @@ def tools(call: Call) -> list[dict[str, Any]]:
     return offered if isinstance(offered, list) else []
 
 
-def reply(call: Call) -> Message | None:
+def reply(call: Call) -> ChatMessage | None:
     """The assistant message of the first choice, without fields that are null; None when it
     says nothing and calls nothing."""
     body = (call.get("response") or {}).get("body")
@@ -67,7 +67,7 @@ def reply(call: Call) -> Message | None:
     return said
 
 
-def split_prompt(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+def split_prompt(messages: list[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
     """What was given before the first answer, and everything from it on."""
     for index, message in enumerate(messages):
         if message.get("role") == "assistant":
@@ -75,5 +75,5 @@ def split_prompt(messages: list[Message]) -> tuple[list[Message], list[Message]]
     return messages, []
 
 
-def has_tool_calls(messages: Iterable[Message]) -> bool:
+def has_tool_calls(messages: Iterable[ChatMessage]) -> bool:
     return any(message.get("tool_calls") for message in messages)

@@ -22,7 +22,7 @@ from benchflow.training.conversation import Skip, has_tool_calls
 from benchflow.training.discover import Found, check_path, find_rollouts
 from benchflow.training.formats import Row, Rows, Source, find_format
 from benchflow.training.groups import Group, Member, check_formula, make_groups, parse_by
-from benchflow.training.rollouts import Rollout, read_rollout
+from benchflow.training.rollouts import RolloutRecord, read_rollout
 
 SKIPS = (
     "no_result",
@@ -183,13 +183,13 @@ def _write_grouped(found: list[Found], rows: Rows, report: Report, file: BinaryI
         _write_rows(source, rows, report, file)
 
 
-def _calls(rollout: Rollout, report: Report) -> list[Call]:
+def _calls(rollout: RolloutRecord, report: Report) -> list[Call]:
     calls = list(load_calls(rollout.calls_path))
     report.calls_seen += len(calls)
     return calls
 
 
-def _left_out(rollout: Rollout, options: Options) -> str | None:
+def _left_out(rollout: RolloutRecord, options: Options) -> str | None:
     if rollout.problem:
         return "no_result"
     if rollout.masked:

@@ -24,7 +24,7 @@ from benchflow.jobs.load import is_job
 from benchflow.jobs.lock import owner_of
 from benchflow.jobs.store import result_files
 from benchflow.training.discover import line_rollout
-from benchflow.training.rollouts import Rollout
+from benchflow.training.rollouts import RolloutRecord
 
 HEARTBEAT = 1.0
 """Seconds between looks when the file system reports nothing."""
@@ -32,7 +32,7 @@ UNOWNED_GRACE = 30.0
 """Seconds without news after which an unfinished job that nobody owns counts as dead."""
 
 
-class State(Enum):
+class JobState(Enum):
     """Of everything under the path: can more come?"""
 
     LIVE = "live"
@@ -79,18 +79,18 @@ class Feed:
 
     root: Path
     jobs: dict[Path, dict[Path, Tail]] = field(default_factory=dict[Path, dict[Path, Tail]])
-    states: dict[Path, State] = field(default_factory=dict[Path, State])
+    states: dict[Path, JobState] = field(default_factory=dict[Path, JobState])
     folders: set[Path] = field(default_factory=set[Path])
     """The folders where something new can appear: jobs and what lies above them."""
     news: float = field(default_factory=time.monotonic)
     """When the last new line came."""
 
-    def look(self, changed: set[Path] | None = None) -> list[Rollout]:
+    def look(self, changed: set[Path] | None = None) -> list[RolloutRecord]:
         """Rollouts listed since the last look, oldest first. ``changed`` are the folders where
         something happened; without it every job is looked at."""
         if changed is None or not changed <= self.jobs.keys():
             self.look_for_jobs()
-        new: list[Rollout] = []
+        new: list[RolloutRecord] = []
         for job in [job for job in self.jobs if changed is None or job in changed or job not in self.states]:
             self.states[job] = self._job_state(job)  # before the lines: what is done lists no more
             for path in result_files(job):
@@ -100,25 +100,25 @@ class Feed:
             self.news = time.monotonic()
         return sorted(new, key=lambda rollout: rollout.finished_at)
 
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Can more come? A folder without a job yet may still get one."""
         states = set(self.states.values())
-        if not states or State.LIVE in states:
-            return State.LIVE
-        return State.DIED if State.DIED in states else State.DONE
+        if not states or JobState.LIVE in states:
+            return JobState.LIVE
+        return JobState.DIED if JobState.DIED in states else JobState.DONE
 
-    def _job_state(self, job: Path) -> State:
+    def _job_state(self, job: Path) -> JobState:
         owner = owner_of(job)  # before the summary, which the owner writes before it leaves
         if owner is not None and owner.alive():
-            return State.LIVE
+            return JobState.LIVE
         if _is_final(job):
-            return State.DONE
+            return JobState.DONE
         if owner is not None or time.monotonic() - self.news > UNOWNED_GRACE:
-            return State.DIED
-        return State.LIVE
+            return JobState.DIED
+        return JobState.LIVE
 
-    def _rollout(self, job: Path, record: dict[str, Any]) -> Rollout:
-        return Rollout(str(job / str(line_rollout(record))), str(job), record)
+    def _rollout(self, job: Path, record: dict[str, Any]) -> RolloutRecord:
+        return RolloutRecord(str(job / str(line_rollout(record))), str(job), record)
 
     def look_for_jobs(self) -> None:
         """Find jobs and the folders to watch. What lies inside a job is not entered."""
@@ -153,7 +153,7 @@ def _is_final(job: Path) -> bool:
     return isinstance(summary, dict) and summary.get("final") is True
 
 
-async def follow(root: Path) -> AsyncGenerator[tuple[list[Rollout], State]]:
+async def follow(root: Path) -> AsyncGenerator[tuple[list[RolloutRecord], JobState]]:
     """Yield what is new, and the state, at every change and heartbeat; the last one has a
     state other than ``LIVE``."""
     feed = Feed(root)
@@ -162,7 +162,7 @@ async def follow(root: Path) -> AsyncGenerator[tuple[list[Rollout], State]]:
             new = feed.look(changed)
             state = feed.state()
             yield new, state
-            if state is not State.LIVE:
+            if state is not JobState.LIVE:
                 return
 
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchflow.contracts.errors import UsageError
-from benchflow.training.rollouts import Rollout, reached_model
+from benchflow.training.rollouts import RolloutRecord, reached_model
 
 EPS = 1e-4
 PLANNED = ("group_id",)
-KEYS: dict[str, Callable[[Rollout], Any]] = {
+KEYS: dict[str, Callable[[RolloutRecord], Any]] = {
     "group_id": lambda rollout: rollout.group_id,
     "task": lambda rollout: rollout.task,
     "task_digest": lambda rollout: rollout.task_digest,
@@ -184,7 +184,7 @@ class Group:
         return record
 
 
-def make_member(rollout: Rollout) -> Member:
+def make_member(rollout: RolloutRecord) -> Member:
     return Member(
         path=rollout.path,
         rollout=rollout.name,
@@ -194,7 +194,7 @@ def make_member(rollout: Rollout) -> Member:
     )
 
 
-def exclusion(rollout: Rollout) -> str | None:
+def exclusion(rollout: RolloutRecord) -> str | None:
     """What is wrong with a rollout as a member of a group."""
     if rollout.problem:
         return rollout.problem
@@ -207,14 +207,14 @@ def exclusion(rollout: Rollout) -> str | None:
     return None if reached_model(rollout) else "never reached the model"
 
 
-def group_key(rollout: Rollout, by: tuple[str, ...]) -> tuple[Any, ...]:
+def group_key(rollout: RolloutRecord, by: tuple[str, ...]) -> tuple[Any, ...]:
     """Values of the keys. A rollout that no plan put into a group is a group of its own."""
     if by == PLANNED and rollout.group_id is None:
         return (f"rollout={rollout.job}/{rollout.name}",)
     return tuple(KEYS[name](rollout) for name in by)
 
 
-def make_groups(rollouts: Iterable[Rollout], by: tuple[str, ...], formula: str) -> list[Group]:
+def make_groups(rollouts: Iterable[RolloutRecord], by: tuple[str, ...], formula: str) -> list[Group]:
     """Group everything that was found, in order of appearance, and close the groups."""
     groups: dict[tuple[Any, ...], Group] = {}
     for rollout in rollouts:
@@ -271,7 +271,7 @@ def _version_range(version: dict[str, str | None]) -> str | None:
     return first if first == last or last is None else f"{first}..{last}"
 
 
-def _job(rollout: Rollout) -> str:
+def _job(rollout: RolloutRecord) -> str:
     """The repeats of one command share a job name; the trial's folder tells them apart."""
     above, name = os.path.split(os.path.abspath(rollout.job_dir))
     trial = os.path.basename(above)

@@ -64,7 +64,7 @@ class ToolCall(Record):
     function: FunctionCall
 
 
-class Source(Record):
+class RowSource(Record):
     rollout_path: str
     call_index: int | None = None
 
@@ -92,7 +92,7 @@ class ChatRow(Record):
     advantage: float | None = Field(default=None, allow_inf_nan=False)
     group: GroupBlock | None = None
     token_usage: TokenUsage = TokenUsage()
-    source: Source
+    source: RowSource
 
     @model_validator(mode="after")
     def _conversation(self) -> ChatRow:

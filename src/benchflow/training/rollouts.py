@@ -21,7 +21,7 @@ CUT = "result cut short"
 
 
 @dataclass(slots=True)
-class Rollout:
+class RolloutRecord:
     """``result`` is the content of ``result.json``; it is empty, and ``problem`` says why,
     when that file is missing or cut. Identity then comes from ``config.json``, the job's plan or
     the name."""
@@ -116,9 +116,9 @@ class Rollout:
         return self.config.get(name) if value is None else value
 
 
-def read_rollout(found: Found) -> Rollout:
+def read_rollout(found: Found) -> RolloutRecord:
     """Read ``result.json``. A newer schema than ours raises ``UsageError``."""
-    rollout = Rollout(found.path, found.job_dir)
+    rollout = RolloutRecord(found.path, found.job_dir)
     path = os.path.join(found.path, "result.json")
     record = _read_dict(path)
     if record is not None and "outcome" in record:
@@ -138,7 +138,7 @@ def read_rollout(found: Found) -> Rollout:
 NEEDS_NO_MODEL = frozenset({"oracle", "nop", "scripted"})
 
 
-def reached_model(rollout: Rollout) -> bool:
+def reached_model(rollout: RolloutRecord) -> bool:
     """False when a rollout that has a model made no call, or every call failed. Agents that
     need no model, and rollouts without one, have nothing to reach."""
     if rollout.model is None or rollout.agent in NEEDS_NO_MODEL:

@@ -19,16 +19,14 @@ from benchflow.contracts.errors import JobDiedError, StreamTimeoutError, UsageEr
 from benchflow.gateway.calls import load_calls
 from benchflow.kernel.storage import LineWriter, read_lines
 from benchflow.training.discover import check_path, find_rollouts, is_rollout
-from benchflow.training.follow import State
+from benchflow.training.follow import JobState
 from benchflow.training.follow import follow as follow_jobs
 from benchflow.training.groups import Group, check_formula, group_key, make_member, parse_by
-from benchflow.training.rollouts import Rollout, read_rollout
+from benchflow.training.rollouts import RolloutRecord, read_rollout
 from benchflow.training.segments import segment_calls
 
 STREAM_VERSION = 1
 
-StreamRecord = dict[str, Any]
-"""One line of the stream; the shape is ``training.records.StreamRecord``."""
 Note = Callable[[str], None]
 
 
@@ -41,17 +39,19 @@ async def stream_rollouts(
     group_advantage: str | None = None,
     since: str | Path | None = None,
     timeout: float | None = None,
-    with_segments: bool = False,
+    with_segments: bool = True,
     on_note: Note | None = None,
-) -> AsyncGenerator[StreamRecord]:
-    """Yield each finished rollout under ``path`` once, as a dict.
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield each finished rollout under ``path`` once, as a dict in the shape of
+    ``training.records.StreamRecord``.
 
     ``follow`` waits for more until every job there is done; otherwise what is finished now is
     all. ``group_size`` makes groups of that many members, with advantages by
     ``group_advantage`` (``grpo`` or ``loo``) over groups ``group_by`` (keys, by default the
     planned group). ``since`` names a file that remembers what was delivered, so that another
     stream with it goes on where this one stopped; a record counts as delivered when the next
-    one is asked for. ``timeout`` is in seconds without anything new. ``on_note`` is told
+    one is asked for. ``timeout`` is in seconds without anything new. ``with_segments`` puts the exact tokens
+    into each record. ``on_note`` is told
     why groups are held back.
 
     Raises ``UsageError`` for a path or option that means nothing, ``JobDiedError`` when a job
@@ -82,12 +82,12 @@ async def stream_rollouts(
 class Standing:
     """A rollout with its place in a complete group; ``group`` is None without groups."""
 
-    rollout: Rollout
+    rollout: RolloutRecord
     advantage: float | None = None
     group: dict[str, Any] | None = None
 
 
-def make_record(standing: Standing, replaces: str | None, with_segments: bool) -> StreamRecord:
+def make_record(standing: Standing, replaces: str | None, with_segments: bool) -> dict[str, Any]:
     rollout, group = standing.rollout, standing.group
     segmented = segment_calls(load_calls(rollout.calls_path), rollout.name)
     return {
@@ -126,13 +126,15 @@ class Assembler:
     by: tuple[str, ...]
     formula: str
     note: Note
-    _open: dict[tuple[Any, ...], list[Rollout]] = field(default_factory=dict[tuple[Any, ...], list[Rollout]])
-    _withheld: dict[tuple[Any, ...], list[tuple[int, list[Rollout]]]] = field(
-        default_factory=dict[tuple[Any, ...], list[tuple[int, list[Rollout]]]]
+    _open: dict[tuple[Any, ...], list[RolloutRecord]] = field(
+        default_factory=dict[tuple[Any, ...], list[RolloutRecord]]
+    )
+    _withheld: dict[tuple[Any, ...], list[tuple[int, list[RolloutRecord]]]] = field(
+        default_factory=dict[tuple[Any, ...], list[tuple[int, list[RolloutRecord]]]]
     )
     _parts: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
 
-    def add(self, rollout: Rollout) -> list[Standing]:
+    def add(self, rollout: RolloutRecord) -> list[Standing]:
         """The members of the group that this rollout completes, else nothing. A rollout that
         ran again takes the place of its earlier attempt, also in a group held back."""
         key = group_key(rollout, self.by)
@@ -155,7 +157,7 @@ class Assembler:
             group = Group(self.by, key, self.formula)
             self.note(f"withheld {group.id}: {len(members)} of {self.size} members finished")
 
-    def _close(self, key: tuple[Any, ...], part: int, members: list[Rollout]) -> list[Standing]:
+    def _close(self, key: tuple[Any, ...], part: int, members: list[RolloutRecord]) -> list[Standing]:
         group = Group(self.by, key, self.formula, part, [make_member(m) for m in members]).close()
         if group.withheld:
             self._withheld.setdefault(key, []).append((part, members))
@@ -167,7 +169,7 @@ class Assembler:
         ]
 
 
-def _replace(members: list[Rollout], rollout: Rollout) -> bool:
+def _replace(members: list[RolloutRecord], rollout: RolloutRecord) -> bool:
     for index, member in enumerate(members):
         if member.path == rollout.path:
             members[index] = rollout
@@ -201,16 +203,16 @@ class Cursor:
             )
         self._times[f"{line['job']}/{line['rollout']}"] = line["finished_at"]
 
-    def delivered(self, rollout: Rollout) -> bool:
+    def delivered(self, rollout: RolloutRecord) -> bool:
         return self._times.get(_name(rollout)) == rollout.finished_at
 
-    def replaced(self, rollout: Rollout) -> str | None:
+    def replaced(self, rollout: RolloutRecord) -> str | None:
         """Where the attempt is now that was delivered before this one."""
         if _name(rollout) not in self._times:
             return None
         return f"{rollout.path}/attempts/{rollout.result.get('retries', 0)}"
 
-    def mark(self, rollout: Rollout) -> None:
+    def mark(self, rollout: RolloutRecord) -> None:
         self._times[_name(rollout)] = rollout.finished_at
         if self._writer is not None:
             self._writer.append(
@@ -222,11 +224,11 @@ class Cursor:
             self._writer.close()
 
 
-def _name(rollout: Rollout) -> str:
+def _name(rollout: RolloutRecord) -> str:
     return f"{rollout.job}/{rollout.name}"
 
 
-def _standings(batch: Iterable[Rollout], groups: Assembler | None) -> Iterator[Standing]:
+def _standings(batch: Iterable[RolloutRecord], groups: Assembler | None) -> Iterator[Standing]:
     """What can be delivered once these rollouts are finished. An interrupted rollout is not
     finished: it runs again, or spoils its group."""
     for rollout in batch:
@@ -241,7 +243,7 @@ def _report_incomplete(groups: Assembler | None) -> None:
         groups.report_incomplete()
 
 
-async def _finished(root: Path) -> AsyncGenerator[Iterable[Rollout]]:
+async def _finished(root: Path) -> AsyncGenerator[Iterable[RolloutRecord]]:
     """One batch: what is finished now, in the order it finished."""
     found = {item.path: item for item in find_rollouts(root)}
     order = sorted(
@@ -252,19 +254,19 @@ async def _finished(root: Path) -> AsyncGenerator[Iterable[Rollout]]:
     yield (read_rollout(found[path]) for _, path in order)
 
 
-async def _followed(root: Path, timeout: float | None) -> AsyncGenerator[Iterable[Rollout]]:
+async def _followed(root: Path, timeout: float | None) -> AsyncGenerator[Iterable[RolloutRecord]]:
     last = time.monotonic()
     async with aclosing(follow_jobs(root)) as looks:
         async for new, state in looks:
             if new:
                 yield new
                 last = time.monotonic()
-            if state is State.DIED:
+            if state is JobState.DIED:
                 raise JobDiedError(
                     f"a job under {root} ended without finishing",
                     fix="run the same command again to resume it",
                 )
-            if timeout is not None and state is State.LIVE and time.monotonic() - last > timeout:
+            if timeout is not None and state is JobState.LIVE and time.monotonic() - last > timeout:
                 raise StreamTimeoutError(
                     f"nothing new under {root} for {timeout:g} s", fix="check the job, or raise --timeout"
                 )

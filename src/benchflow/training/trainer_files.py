@@ -11,7 +11,7 @@ from benchflow.gateway.calls import load_calls
 from benchflow.kernel.storage import NO_REDACTION, Redactor, dumps, write_bytes
 from benchflow.training.conversation import Skip
 from benchflow.training.formats import Source, verifiers
-from benchflow.training.rollouts import Rollout
+from benchflow.training.rollouts import RolloutRecord
 
 if TYPE_CHECKING:
     from benchflow.contracts.records import Result
@@ -24,7 +24,7 @@ def write_trainer_files(
     False, and writes nothing, when the rollout has no conversation (an oracle's, or one that
     never reached its model)."""
     record = dict(result) if isinstance(result, Mapping) else result.model_dump()
-    rollout = Rollout(str(rollout_dir), os.path.dirname(os.path.abspath(rollout_dir)), record)
+    rollout = RolloutRecord(str(rollout_dir), os.path.dirname(os.path.abspath(rollout_dir)), record)
     try:
         rows = verifiers.rows(Source(rollout, list(load_calls(rollout.calls_path))))
     except Skip:

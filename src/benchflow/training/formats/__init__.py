@@ -13,7 +13,7 @@ from typing import Any
 
 from benchflow.kernel import registry
 from benchflow.training.calls import Call
-from benchflow.training.rollouts import Rollout
+from benchflow.training.rollouts import RolloutRecord
 from benchflow.training.segments import Segmented, segment_calls
 
 Row = dict[str, Any]
@@ -25,7 +25,7 @@ class Source:
     """One rollout as a format sees it. ``group`` is the group block of its rows, and None
     when no advantages were asked for."""
 
-    rollout: Rollout
+    rollout: RolloutRecord
     calls: list[Call]
     advantage: float | None = None
     group: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchflow.training.conversation import conversation, last_agent_call, tools
 from benchflow.training.formats import ROW_VERSION, Row, Source
-from benchflow.training.rollouts import Rollout
+from benchflow.training.rollouts import RolloutRecord
 
 
 def rows(source: Source) -> list[Row]:
@@ -26,7 +26,7 @@ def rows(source: Source) -> list[Row]:
     return [row]
 
 
-def token_usage(rollout: Rollout) -> dict[str, int | None]:
+def token_usage(rollout: RolloutRecord) -> dict[str, int | None]:
     """Token counts of the whole rollout, null where nobody counted."""
     counts = rollout.result.get("agent_result") or {}
     return {

@@ -14,7 +14,7 @@ from benchflow.training.calls import Call, finish_reason
 from benchflow.training.conversation import conversation, last_agent_call, split_prompt, tools
 from benchflow.training.formats import ROW_VERSION, Row, Source
 from benchflow.training.formats.chat import token_usage
-from benchflow.training.rollouts import Rollout, number
+from benchflow.training.rollouts import RolloutRecord, number
 
 LIMITS = frozenset({"timeout", "idle_timeout", "context_limit", "budget", "max_tokens", "max_turn_requests"})
 
@@ -37,30 +37,30 @@ def rows(source: Source) -> list[Row]:
     return [row]
 
 
-def example_id(rollout: Rollout) -> int:
+def example_id(rollout: RolloutRecord) -> int:
     """A number that all rollouts of one version of a task share."""
     name = f"{rollout.task}\0{rollout.task_digest}".encode()
     return int.from_bytes(sha256(name).digest()[:4]) >> 1
 
 
-def _metrics(rollout: Rollout) -> dict[str, float]:
+def _metrics(rollout: RolloutRecord) -> dict[str, float]:
     items = {name: number(value) for name, value in (rollout.result.get("rewards") or {}).items()}
     items["n_tool_calls"] = number(rollout.result.get("n_tool_calls"))
     return {name: value for name, value in items.items() if value is not None}
 
 
-def _completed(rollout: Rollout) -> bool:
+def _completed(rollout: RolloutRecord) -> bool:
     error = rollout.error
     return rollout.outcome != "cancelled" and (error is None or error in LIMITS)
 
 
-def _truncated(rollout: Rollout, last: Call) -> bool:
+def _truncated(rollout: RolloutRecord, last: Call) -> bool:
     if finish_reason(last) == "length":
         return True
     return rollout.error in LIMITS or rollout.result.get("stop_reason") in LIMITS
 
 
-def _info(rollout: Rollout, last: Call) -> dict[str, Any]:
+def _info(rollout: RolloutRecord, last: Call) -> dict[str, Any]:
     return {
         "task_id": rollout.task,
         "task_digest": rollout.task_digest,
