@@ -26,6 +26,7 @@ Header = tuple[bytes, bytes]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
+SSE = b"text/event-stream; charset=utf-8"
 KEEP_ALIVE = 600
 """Seconds an idle connection is kept: agents think, and a closed one costs them a retry."""
 _UNIX_PATH_LIMIT = 107

@@ -20,6 +20,8 @@ _CONTEXT = re.compile(
     r"|input is too long|input token count|exceeds? the available context",
     re.IGNORECASE,
 )
+_LIMIT = re.compile(r"maximum context length is (\d+)")
+_INPUT = re.compile(r"(\d+) (?:in the messages|input tokens)")
 _MESSAGE_LIMIT = 500
 
 
@@ -46,6 +48,15 @@ def context_overflow(status: int, body: bytes) -> bool:
         return False
     code, message = error_of(body)
     return code == CONTEXT_CODE or bool(_CONTEXT.search(message))
+
+
+def room_left(message: str) -> int | None:
+    """Tokens that a reply could still have when only the asked-for length does not fit."""
+    limit, used = _LIMIT.search(message), _INPUT.search(message)
+    if limit is None or used is None:
+        return None
+    room = int(limit[1]) - int(used[1])
+    return room if room > 0 else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

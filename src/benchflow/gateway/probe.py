@@ -63,7 +63,8 @@ async def _ask(upstream: Upstream, temperature: float) -> tuple[dict[str, Any], 
             raw = await answer.read()
     except Unreachable as error:
         raise PrerequisiteError(
-            f"the model endpoint {error}", fix="start the model server, or check --policy-url"
+            f"the model endpoint {where} does not answer: {error}",
+            fix="start the model server, or check --policy-url",
         ) from error
     if answer.status != 200:
         message = failures.error_of(raw)[1] or f"status {answer.status}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,6 +14,9 @@ import aiohttp
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.gateway.providers import Target
+
+_LARGE = 1 << 19
+"""Bytes of a request from which it is sent in pieces."""
 
 
 class Unreachable(ConnectionError):
@@ -57,12 +61,13 @@ class Upstream(Protocol):
 
 @dataclass(slots=True)
 class Breaker:
-    """Opens when a call has spent its retries; then others fail at once until ``cooldown``
-    seconds have passed, when one call may try."""
+    """Opens when a call has spent its retries and no other was served meanwhile; then calls fail
+    at once until ``cooldown`` seconds have passed, when one call may try."""
 
     cooldown: float
     reason: str = ""
     _retry_at: float | None = None
+    _served_at: float = 0.0
 
     def blocked(self) -> str | None:
         """Why no call may be made now, or None. Asking after the cooldown takes the one trial."""
@@ -78,12 +83,15 @@ class Breaker:
     def open(self) -> bool:
         return self._retry_at is not None
 
-    def trip(self, reason: str) -> None:
-        self.reason = reason
-        self._retry_at = time.monotonic() + self.cooldown
+    def trip(self, reason: str, *, since: float) -> None:
+        """A call that began at ``since`` gives up."""
+        if self._served_at < since:
+            self.reason = reason
+            self._retry_at = time.monotonic() + self.cooldown
 
-    def reset(self) -> None:
+    def succeeded(self) -> None:
         self._retry_at = None
+        self._served_at = time.monotonic()
 
 
 @dataclass(slots=True)
@@ -119,15 +127,26 @@ class HttpUpstream:
     async def send(self, submission: Submission) -> AsyncIterator[Answer]:
         headers = {**self.headers, "x-session-id": submission.session_id}
         try:
-            async with self.client.post(self.url, data=submission.body, headers=headers) as reply:
+            async with self.client.post(self.url, data=_payload(submission.body), headers=headers) as reply:
                 lowered = {key.lower(): value for key, value in reply.headers.items()}
                 yield Answer(reply.status, lowered, reply.content.iter_any())
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise Unreachable(self._explain(error)) from error
+            raise Unreachable(explain(error)) from error
 
-    def _explain(self, error: Exception) -> str:
-        text = str(error) or type(error).__name__
-        return f"{self.target.base_url}: {text}"
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """aiohttp sends a file in pieces, so that a prompt of megabytes does not hold up other calls."""
+    return body if len(body) < _LARGE else io.BytesIO(body)
+
+
+def explain(error: Exception) -> str:
+    """A network error in a few words."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 def open_client(read_timeout: float) -> aiohttp.ClientSession:
@@ -159,7 +178,7 @@ async def served_models(client: aiohttp.ClientSession, target: Target) -> list[s
             listed = await reply.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise PrerequisiteError(
-            f"the model endpoint {target.base_url} does not answer: {error or type(error).__name__}",
+            f"the model endpoint {target.base_url} does not answer: {explain(error)}",
             fix="start the model server, or check --policy-url",
         ) from error
     except ValueError:

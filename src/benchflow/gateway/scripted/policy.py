@@ -123,6 +123,13 @@ def _construct(loader: yaml.SafeLoader, node: yaml.MappingNode) -> _Map:
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
 
+_KINDS = {
+    _Map: "a mapping",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 _FINISH = ("stop", "length", "content_filter")
 _CHOICE_KEYS = (
     "weight",
@@ -149,8 +156,10 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise UsageError(f"{self._file}:{line}: {error.problem or 'not YAML'}") from error
-        except yaml.YAMLError as error:
-            raise UsageError(f"{self._file}: not YAML: {error}") from error
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            what = f"the character {error.character!r} is not allowed in YAML"
+            raise UsageError(f"{self._file}:{line}: {what}") from error
         if not isinstance(top, _Map):
             raise UsageError(f"{self._file}:1: a scripted policy is a mapping with the key turns")
         return top
@@ -169,8 +178,8 @@ class _Reader:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            names = " or ".join({_Map: "mapping", str: "text"}.get(k, k.__name__) for k in kinds)
-            raise self.wrong(where, key, f"must be a {names}, not {type(value).__name__.strip('_').lower()}")
+            wanted = " or ".join(_KINDS[k] for k in kinds)
+            raise self.wrong(where, key, f"must be {wanted}, not {_KINDS.get(type(value), 'a list')}")
         return value
 
     def number(self, where: _Map, key: str, default: Any, *, least: float = 0.0) -> Any:
