@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchflow.gateway.scripted import tokens
 from benchflow.gateway.scripted.engine import answer, rollout_seed
-from benchflow.gateway.scripted.policy import load_policy, parse_policy
+from benchflow.gateway.scripted.policy import Choice, Policy, ToolUse, Turn, load_policy, parse_policy
 
 POLICIES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.yaml"))
 USER = [{"role": "user", "content": "go"}]
@@ -213,18 +213,20 @@ _assistant = st.fixed_dictionaries(
 @given(_words, st.lists(_assistant, min_size=1, max_size=4), st.booleans())
 def test_each_prompt_starts_with_the_prompt_and_completion_before_it(question, turns, with_system):
     """The token-prefix property, for any text an agent and a model may exchange."""
-    script = {
-        "turns": [{k: v for k, v in turn.items() if v not in (None, [])} or {"say": ""} for turn in turns]
-    }
-    script["turns"] = [turn for turn in script["turns"] if all(c.strip() for c in turn.get("run", []))]
-    if not script["turns"]:
-        return
-    rules = policy(orjson.dumps(script).decode())
+    choices = [
+        Choice(
+            say=turn["say"],
+            think=turn["think"],
+            tools=tuple(ToolUse("run", arguments={"command": line}) for line in turn["run"]),
+        )
+        for turn in turns
+    ]
+    rules = Policy("p", tuple(Turn((choice,)) for choice in choices))
     offered = [tool("bash", command=TEXT)]
     messages = [{"role": "system", "content": "s"}] if with_system else []
     messages.append({"role": "user", "content": question})
     whole: list[int] = []
-    for _ in script["turns"]:
+    for _ in turns:
         reply = ask(rules, messages, tools=offered)
         choice = reply.body["choices"][0]
         prompt = reply.body["prompt_token_ids"]

@@ -46,7 +46,7 @@ def test_a_turn_is_one_alternative_or_several():
     ("text", "problem"),
     [
         ("turns: [", "p.yaml:1: "),
-        ("turns:\n  - say: '\x7f'", "p.yaml:2: the character"),
+        ("turns:\n  - say: '\x7f'", "p.yaml:2: the character U+007F"),
         ("- say: x", "p.yaml:1: a scripted policy is a mapping"),
         ("model: x", "p.yaml:1: turns: must be a list"),
         ("turns: []", "p.yaml:1: turns: must be a list of at least one"),

@@ -158,7 +158,7 @@ class _Reader:
             raise UsageError(f"{self._file}:{line}: {error.problem or 'not YAML'}") from error
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            what = f"the character {error.character!r} is not allowed in YAML"
+            what = f"the character U+{error.character:04X} is not allowed in YAML"
             raise UsageError(f"{self._file}:{line}: {what}") from error
         if not isinstance(top, _Map):
             raise UsageError(f"{self._file}:1: a scripted policy is a mapping with the key turns")
