@@ -56,7 +56,7 @@ class LiveReporter(Reporter):
         self._print(start_line(plan, todo))
         if todo:
             live = Live(
-                console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
+                console=self._console, get_renderable=self.table, refresh_per_second=4, transient=True
             )
             live.start()
             self._live = live
@@ -93,7 +93,8 @@ class LiveReporter(Reporter):
     def _print(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def _render(self) -> Group:
+    def table(self) -> Group:
+        """What the screen shows now."""
         table = Table(box=None, pad_edge=False)
         for title in ("task", "trial", "phase", "tools", "tokens", "cost", "time"):
             table.add_column(title, justify="left" if title in ("task", "phase") else "right")

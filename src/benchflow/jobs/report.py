@@ -42,7 +42,7 @@ def rollout_lines(result: EvaluationResult) -> Iterator[str]:
         if found is not None:
             trial = f"trial-{planned.trial:02d}" if len(plan.jobs) > 1 else ""
             task = planned.task.ljust(width) if len(plan.tasks) > 1 or not trial else ""
-            label = f"{task}  {trial}".strip()
+            label = "  ".join(part for part in (task, trial) if part)
             yield f"{label}  {_told(found, job.folder / planned.name)}"
 
 

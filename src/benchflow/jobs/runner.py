@@ -267,5 +267,6 @@ class JobRunner:
         try:
             write()
         except OSError as error:
-            self.broken = self.broken or str(error)
-            self._reporter.note(str(error))
+            if self.broken is None:  # one full disk fails many writes; once is told
+                self.broken = str(error)
+                self._reporter.note(self.broken)

@@ -1,0 +1,85 @@
+"""The index is a cache: always equal to the files, and rebuilt when they change."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchflow.jobs.index import INDEX_NAME, Index
+from benchflow.jobs.metrics import row_of
+from benchflow.jobs.store import JobStore
+from benchflow.jobs.views import list_lines, list_records, metrics_lines, metrics_record
+from benchflow.kernel.storage import NO_REDACTION
+
+
+@pytest.fixture
+def jobs(tmp_path, make_result, write_job_folder):
+    results = [make_result("a", 1.0), make_result("b", None, error="x", error_category="endpoint")]
+    write_job_folder(tmp_path / "jobs" / "first", results)
+    write_job_folder(tmp_path / "jobs" / "mini" / "trial-01" / "second", [make_result("a", 0.5, model=None)])
+    return tmp_path / "jobs"
+
+
+def rows(root):
+    with Index(root) as index:
+        return index.rows()
+
+
+def test_rows_survive_the_round_trip(jobs, make_result):
+    wanted = [
+        row_of(make_result("a", 1.0)),
+        row_of(make_result("b", None, error="x", error_category="endpoint")),
+        row_of(make_result("a", 0.5, model=None)),
+    ]
+    assert rows(jobs) == rows(jobs) == wanted
+
+
+def test_a_new_line_a_new_job_and_a_removed_job_are_seen(jobs, make_result, write_job_folder):
+    assert len(rows(jobs)) == 3
+    store = JobStore(jobs / "first", NO_REDACTION)
+    store.append(make_result("c", 0.0))
+    store.close()
+    assert len(rows(jobs)) == 4
+    write_job_folder(jobs / "third", [make_result("d")])
+    assert len(rows(jobs)) == 5
+    (jobs / "first").rename(jobs.parent / "gone")
+    assert sorted(row.task for row in rows(jobs)) == ["a", "d"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database", b"SQLite format 3\0" + b"\xff" * 4096])
+def test_a_damaged_cache_is_made_again(jobs, damage):
+    wanted = rows(jobs)
+    (jobs / INDEX_NAME).write_bytes(damage)
+    assert rows(jobs) == wanted
+    assert rows(jobs) == wanted
+
+
+def test_a_folder_that_cannot_be_written_to_is_read_all_the_same(jobs, monkeypatch):
+    wanted = rows(jobs)
+    (jobs / INDEX_NAME).unlink()
+    (jobs / INDEX_NAME).mkdir()
+    assert rows(jobs) == wanted
+
+
+def test_lists_and_metrics_say_the_same_as_lines_and_as_json(jobs):
+    listed = list_records(jobs)
+    assert [(job["path"], job["finished"], job["passed"], job["errored"]) for job in listed] == [
+        ("first", 2, 1, 1),
+        (os.path.join("mini", "trial-01", "second"), 1, 0, 0),
+    ]
+    assert len(list(list_lines(jobs))) == 3
+    record = metrics_record(jobs)
+    assert (record["total"], record["errored"], record["mean_reward"]) == (3, 1, 0.75)
+    assert [(group["model"], group["mean_reward"]) for group in record["by_agent"]] == [
+        (None, 0.5),
+        ("vllm/m", 1.0),
+    ]
+    told = "\n".join(metrics_lines(jobs))
+    assert "mini  vllm/m" in told and "endpoint 1" in told and "masked 100% of b" in told
+
+
+def test_an_empty_folder_has_no_evaluations(tmp_path):
+    assert list_records(tmp_path) == []
+    assert list(list_lines(tmp_path)) == [f"no evaluation under {tmp_path}"]
+    assert metrics_record(tmp_path)["mean_reward"] is None
