@@ -178,6 +178,33 @@ def test_keys_split_what_they_name(jobs):
     assert len(report.groups) == 1
 
 
+def test_the_job_key_tells_repeats_of_one_command_apart(jobs):
+    jobs.rollout(1.0, trial=1)
+    jobs.rollout(0.0, trial=2)
+    report, _ = run(jobs, advantage="grpo", group_by="task,job")
+    assert [group.id for group in report.groups] == [
+        "task=half-life|job=trial-01/job",
+        "task=half-life|job=trial-02/job",
+    ]
+
+
+def test_a_format_of_ones_own_is_named_by_its_path(jobs, tmp_path, monkeypatch):
+    (tmp_path / "my_rows.py").write_text(
+        "def rows(source):\n    return [{'reward': source.rollout.score, 'calls': len(source.calls)}]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    jobs.rollout(0.5)
+    _, rows = run(jobs, format="my_rows:rows")
+    assert rows == [{"reward": 0.5, "calls": 2}]
+
+
+def test_a_result_made_elsewhere_needs_only_rewards(jobs):
+    folder = jobs.rollout(1.0)
+    (folder / "result.json").write_bytes(orjson.dumps({"task_name": "half-life", "rewards": {"reward": 0.5}}))
+    _, [row] = run(jobs)
+    assert row["reward"] == 0.5
+
+
 def test_rollouts_that_no_plan_grouped_stand_alone(jobs):
     jobs.rollout(1.0, group_id=None)
     jobs.rollout(0.0, group_id=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import aclosing
@@ -239,3 +240,18 @@ async def test_a_foreign_cursor_is_refused(jobs, tmp_path):
     lines.close()
     with pytest.raises(UsageError, match="not a cursor"):
         await collect(jobs.root, follow=False, since=tmp_path / "rows.jsonl")
+
+
+async def test_rollouts_outside_of_a_job_are_not_waited_for(jobs):
+    folder = jobs.rollout(1.0, list_it=False)
+    for path in (jobs.root, folder):
+        assert [record["rollout"] for record in await collect(path)] == [folder.name]
+
+
+async def test_a_removed_folder_ends_the_stream(jobs):
+    own(jobs.rollout(1.0).parent, Owner.current())
+    stream = stream_rollouts(jobs.root, timeout=60)
+    await anext(stream)
+    shutil.rmtree(jobs.root)
+    with pytest.raises(JobDiedError):
+        await anext(stream)

@@ -81,8 +81,12 @@ class RolloutRecord:
         return {"first": version.get("first"), "last": version.get("last")}
 
     @property
-    def outcome(self) -> str | None:
-        return self.result.get("outcome")
+    def outcome(self) -> str:
+        """As recorded; a result made elsewhere may only have rewards."""
+        recorded = self.result.get("outcome")
+        if recorded:
+            return recorded
+        return "unscored" if self.reward is None else "passed" if self.reward >= 1 else "failed"
 
     @property
     def reward(self) -> float | None:
@@ -121,7 +125,7 @@ def read_rollout(found: Found) -> RolloutRecord:
     rollout = RolloutRecord(found.path, found.job_dir)
     path = os.path.join(found.path, "result.json")
     record = _read_dict(path)
-    if record is not None and "outcome" in record:
+    if record is not None and ("outcome" in record or "rewards" in record):
         version = record.get("schema_version", 1)
         if not isinstance(version, int) or version > RESULT_VERSION:
             raise UsageError(

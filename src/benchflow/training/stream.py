@@ -17,8 +17,9 @@ from typing import Any
 
 from benchflow.contracts.errors import JobDiedError, StreamTimeoutError, UsageError
 from benchflow.gateway.calls import load_calls
+from benchflow.jobs.load import find_jobs
 from benchflow.kernel.storage import LineWriter, read_lines
-from benchflow.training.discover import check_path, find_rollouts, is_rollout
+from benchflow.training.discover import check_path, find_rollouts
 from benchflow.training.follow import JobState
 from benchflow.training.follow import follow as follow_jobs
 from benchflow.training.groups import Group, check_formula, group_key, make_member, parse_by
@@ -60,7 +61,7 @@ async def stream_rollouts(
     root = Path(check_path(path))
     groups = _assembler(group_size, group_by, group_advantage, on_note or _ignore)
     cursor = Cursor(since)
-    batches = _followed(root, timeout) if follow and not is_rollout(root) else _finished(root)
+    batches = _followed(root, timeout) if follow and _may_grow(root) else _finished(root)
     try:
         async with aclosing(batches):
             async for batch in batches:
@@ -236,6 +237,11 @@ def _standings(batch: Iterable[RolloutRecord], groups: Assembler | None) -> Iter
             yield from groups.add(rollout)
         elif rollout.outcome != "cancelled":
             yield Standing(rollout)
+
+
+def _may_grow(root: Path) -> bool:
+    """False for rollouts outside of any job: nobody will say when there are no more."""
+    return any(find_jobs(root)) or not any(find_rollouts(root))
 
 
 def _report_incomplete(groups: Assembler | None) -> None:
