@@ -35,7 +35,7 @@ from benchflow.contracts.sandbox import Process
 
 EXIT_WAIT = 1.0
 """Seconds for a process that closed its stdout, or was told to end, to exit by itself."""
-KILL_WAIT = 15.0
+KILL_WAIT = 30.0
 """Seconds after which a kill is given up; the sandbox's teardown is the backstop."""
 DRAIN_QUIET = 0.05
 DRAIN_MAX = 1.0
