@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +39,9 @@ CAPABILITIES = (
     "SETFCAP",
 )
 """The usual set of a container, valid only inside the user namespace."""
+
+IDLE = "/dev/.benchflow/idle"
+"""Process 1, bound below ``/dev`` so that no snapshot contains it."""
 
 DOORS = "/dev/.benchflow/doors"
 """Folder of bound unix sockets inside."""
@@ -115,7 +117,7 @@ def _proc_args() -> list[str]:
 
 def _dev_args(jail: Jail) -> list[str]:
     args = ["--dev", "/dev", "--size", str(jail.shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm"]
-    args += ["--ro-bind", str(runtime.runtime_dir()), runtime.PLACE]
+    args += ["--ro-bind", str(runtime.idle_path()), IDLE]
     return args
 
 
@@ -153,30 +155,30 @@ def _guard_devices() -> None:
 def start(
     jail: Jail,
     userns: UserNamespace,
-    command: Sequence[str],
     *,
     cgroup: Cgroup | None,
-    inherit: Sequence[int],
+    block: int,
     stderr: int,
 ) -> subprocess.Popen[bytes]:
-    """Fork bubblewrap. Call in the launcher thread. Raises ``SandboxStartError``."""
+    """Fork bubblewrap. It reads a byte from ``block``, and then closes it, when everything is
+    set up. Call in the launcher thread. Raises ``SandboxStartError``."""
     seccomp = filter_fd()
     try:
-        args = [str(bwrap_path()), *jail_args(jail, userns, seccomp), "--", *command]
+        args = [str(bwrap_path()), *jail_args(jail, userns, seccomp), "--block-fd", str(block), IDLE]
         options: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL,
             "stderr": stderr,
             "env": dict[str, str](),
-            "pass_fds": (userns.fd, seccomp, *inherit),
+            "pass_fds": (userns.fd, seccomp, block),
             "cwd": "/",
         }
         if os.geteuid() == 0 and set(os.getgroups()) - {0}:
             options["extra_groups"] = ()  # not always: it makes the fork copy page tables
         if cgroup is None:
-            return subprocess.Popen(args, **options)
+            return subprocess.Popen[bytes](args, **options)
         with cgroup.entered() as prefix:
-            return subprocess.Popen([*prefix, *args], **options)
+            return subprocess.Popen[bytes]([*prefix, *args], **options)
     except OSError as error:
         raise SandboxStartError(f"cannot start bubblewrap: {error}") from error
     finally:

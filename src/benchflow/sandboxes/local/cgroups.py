@@ -174,6 +174,11 @@ class Cgroup:
             for controller in self._folders:
                 _write(self._host.own[controller] / "tasks", "0")
 
+    def member_files(self) -> list[Path]:
+        """Files into which a single-threaded process writes ``0`` to become a member."""
+        name = "tasks" if self._host.version == 1 else "cgroup.procs"
+        return [folder / name for folder in self.folders]
+
     @property
     def can_freeze(self) -> bool:
         return "freezer" in self._folders

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
-from benchflow.sandboxes.local import bwrap, runtime
+from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.cgroups import Cgroup
 from benchflow.sandboxes.local.leases import children
+from benchflow.sandboxes.local.nursery import Nursery, nursery
 from benchflow.sandboxes.local.userns import UserNamespace
 
 READY, EXIT, ERROR, GONE, DONE, STARTED, SOCKET, FATAL = range(1, 9)
@@ -87,40 +88,47 @@ class Resident:
         forking thread. Raises ``SandboxStartError`` with what bubblewrap said."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gate, block = socket.socketpair()
         stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
 
-        def fork() -> subprocess.Popen[bytes]:
-            process = bwrap.start(
-                jail,
-                userns,
-                runtime.helper_argv(theirs.fileno()),
-                cgroup=cgroup,
-                inherit=[theirs.fileno()],
-                stderr=stderr,
-            )
+        def fork() -> tuple[subprocess.Popen[bytes], Nursery]:
+            process = bwrap.start(jail, userns, cgroup=cgroup, block=block.fileno(), stderr=stderr)
             on_fork(process.pid)
-            return process
+            return process, nursery()
 
+        gate.send(b"1")
+        gate.setblocking(False)
         try:
-            process = await asyncio.shield(loop.run_in_executor(bwrap.launcher(os.getpid()), fork))
-        except BaseException:
-            ours.close()
-            os.close(stderr)
-            raise
+            try:
+                forked = loop.run_in_executor(bwrap.launcher(os.getpid()), fork)
+                process, home = await asyncio.shield(forked)
+            except BaseException:
+                ours.close()
+                os.close(stderr)
+                raise
+            finally:
+                block.close()
+            ours.setblocking(False)
+            resident = cls(name, ours, process, stderr)
+            try:
+                async with asyncio.timeout(timeout):
+                    await loop.sock_recv(gate, 1)  # its end: bubblewrap is done, or dead
+                    groups = cgroup.member_files() if cgroup else []
+                    home.enter(_first_process(process.pid), theirs.fileno(), jail.open_network, groups)
+                    theirs.close()
+                    await resident._hello.ended
+            except (SandboxLostError, SandboxStartError, TimeoutError) as error:
+                detail = await resident.stop()
+                raise SandboxStartError(
+                    f"the sandbox did not start: {detail or error}", detail=detail
+                ) from error
+            except BaseException:
+                await asyncio.shield(resident.stop())
+                raise
+            return resident
         finally:
             theirs.close()
-        ours.setblocking(False)
-        resident = cls(name, ours, process, stderr)
-        try:
-            async with asyncio.timeout(timeout):
-                await resident._hello.ended
-        except (SandboxLostError, TimeoutError) as error:
-            detail = await resident.stop()
-            raise SandboxStartError(f"the sandbox did not start: {detail or error}", detail=detail) from error
-        except BaseException:
-            await asyncio.shield(resident.stop())
-            raise
-        return resident
+            gate.close()
 
     def _new_call(self, ident: int | None = None) -> Call:
         ident = next(self._numbers) if ident is None else ident
@@ -259,6 +267,7 @@ class Resident:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
+        self.kill()  # what runs on without its helper runs unseen
         for call in list(self._calls.values()):
             call.fail(SandboxLostError(self._lost_text()))
         self._calls.clear()
@@ -305,3 +314,10 @@ class Resident:
 def _settle(future: asyncio.Future, value) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _first_process(bwrap_pid: int) -> int:
+    found = children(bwrap_pid)
+    if not found:
+        raise SandboxStartError("bubblewrap ended")
+    return found[0]

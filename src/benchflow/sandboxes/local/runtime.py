@@ -1,9 +1,9 @@
-"""A private, minimal copy of the running interpreter, shown read-only inside sandboxes.
+"""A private, minimal copy of the running interpreter, for the helpers of sandboxes.
 
 Images may have no Python, or another C library, so the helper brings its own: the
-executable, the shared objects it needs, four extension modules and the compiled files of
-``inside/``, started through their own dynamic loader. Made once per interpreter and
-version of the helper.
+executable, the shared objects it needs, a few extension modules and the compiled files of
+``inside/``, started through their own dynamic loader. Beside it lies the idle program
+that is process 1 of every sandbox. Made once per interpreter and version of the helper.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.local.idle import idle_program
 
-PLACE = "/dev/.benchflow/runtime"
-"""Where the runtime appears inside: below ``/dev``, so that no image or snapshot sees it."""
-
+_IDLE = "idle"
 _EXTENSIONS = ("_socket", "select", "_ctypes")
 _INSIDE = Path(__file__).parent / "inside"
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def helper_argv(channel: int) -> list[str]:
-    """The command, as seen inside, that serves on the inherited descriptor ``channel``."""
-    return [
-        *(f"{PLACE}/lib/{_loader().name}", "--library-path", f"{PLACE}/lib", f"{PLACE}/bin/python3"),
-        *("-I", "-S", "-B", "-X", "utf8", "-c", f"import helper; helper.main({channel})"),
-    ]
+def argv(code: str) -> list[str]:
+    """The command that runs ``code``, relative to ``runtime_dir()``: what is inside a
+    sandbox can read it, so it names no folder of the host. Run it as ``loader_path()``."""
+    start = ["benchflow", "--library-path", "lib", "bin/python3"]
+    return [*start, "-I", "-S", "-B", "-X", "utf8", "-c", code]
+
+
+def loader_path() -> Path:
+    return runtime_dir() / "lib" / _loader().name
+
+
+def idle_path() -> Path:
+    return runtime_dir() / _IDLE
 
 
 @lru_cache(maxsize=4)
@@ -65,7 +71,7 @@ def _executable() -> Path:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode() + idle_program())
     status = _executable().stat()
     digest.update(f"{_executable()}:{status.st_size}:{status.st_mtime_ns}".encode())
     for source in sorted(_INSIDE.rglob("*.py")):
@@ -92,6 +98,8 @@ def _fill(place: Path) -> None:
     loader = place / "lib" / _loader().name
     shutil.copyfile(_loader(), loader)
     loader.chmod(0o755)
+    (place / _IDLE).write_bytes(idle_program())
+    (place / _IDLE).chmod(0o755)
     for source in _INSIDE.rglob("*.py"):
         target = (library / source.relative_to(_INSIDE)).with_suffix(".pyc")
         if source.parent == _INSIDE and source.name == "__init__.py":
@@ -146,10 +154,15 @@ def _needed(binary: Path) -> list[Path]:
 
 def _prove(place: Path) -> None:
     """Start the copy once, so that a broken one is never kept."""
-    loader = place / "lib" / _loader().name
-    argv = [str(loader), "--library-path", str(place / "lib"), str(place / "bin" / "python3")]
-    argv += ["-I", "-S", "-B", "-X", "utf8", "-c", "import helper, setup, archive, door"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
+    done = subprocess.run(
+        argv("import nursery"),
+        executable=place / "lib" / _loader().name,
+        cwd=place,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise PrerequisiteError(
             f"the interpreter {_executable()} does not run from a copy: {done.stderr.strip()[-300:]}",

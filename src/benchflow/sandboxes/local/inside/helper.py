@@ -1,7 +1,7 @@
-"""The first process of a sandbox: serves exec, kill and transfer requests of the engine.
+"""A sandbox's resident process: serves exec, kill and transfer requests of the engine.
 
-bubblewrap starts it as process 1 after every namespace, capability, cgroup and seccomp
-rule is in force, so whatever it forks inherits them. The engine talks to it over one
+It enters the sandbox (``nursery.py``) before anything else runs there, under every
+namespace, capability, cgroup and seccomp rule, so whatever it forks inherits them. The engine talks to it over one
 SOCK_SEQPACKET socket. A request is a marshalled tuple ``(verb, id, …)`` with the stdio
 descriptors attached; a large one comes in a memory file. A reply is ``REPLY`` packed,
 followed by optional text. The engine never unmarshals anything from here.
@@ -439,7 +439,6 @@ class Helper:
             import door
 
             door.Door(self.poll, self.handlers, plan["doors"])
-        posix.dup2(0, 2)
         self.reply(READY, ident, uid, gid, home.encode())
 
     def do_exec(self, ident, fds, has_stdin, argv, cwd, low, high, user, bare):
@@ -464,7 +463,7 @@ class Helper:
     def do_killall(self, ident, _fds, user):
         uid = None if user is None else find_user(user)[0]
         # The supervisors are root's; they end by themselves when their commands have.
-        spared = {1, *self.supervisors}
+        spared = {1, posix.getpid(), *self.supervisors}
         if self.fork():
             return
         try:
@@ -477,7 +476,7 @@ class Helper:
 
     def do_hold(self, ident, _fds, number):
         """Stop (19) or continue (18) everything but this process, until nothing new is found."""
-        done, spared = set(), {1}
+        done, spared = set(), {1, posix.getpid()}
         while fresh := [pid for pid in targets(None, spared) if pid not in done]:
             for pid in fresh:
                 signal(pid, number)
@@ -486,7 +485,7 @@ class Helper:
 
     def do_count(self, ident, _fds):
         """How many processes live besides the helper."""
-        self.reply(DONE, ident, len(targets(None, {1})))
+        self.reply(DONE, ident, len(targets(None, {1, posix.getpid()})))
 
     def do_connect(self, ident, _fds, port):
         """A socket connected to a port inside, handed out."""
@@ -513,11 +512,15 @@ def transfer(verb, *arguments):
 
 def main(channel):
     prctl(PR_SET_DUMPABLE, 0)
-    posix.dup2(channel, CHANNEL, False)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if channel != CHANNEL:
+        posix.dup2(channel, CHANNEL)
+    posix.set_inheritable(CHANNEL, False)
     posix.closerange(CHANNEL + 1, 1 << 20)
     null = posix.open("/dev/null", posix.O_RDWR)
     posix.dup2(null, 0)
     posix.dup2(null, 1)
+    posix.dup2(null, 2)
     posix.close(null)
     posix.umask(0o022)
     helper = Helper()

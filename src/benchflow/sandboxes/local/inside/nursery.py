@@ -1,0 +1,113 @@
+"""The process that every helper is forked from: one per engine, started on the host.
+
+Starting an interpreter costs more than all of a sandbox. So one is started, with nothing
+of the engine in it, and each sandbox's helper is a fork of it that moves into the
+namespaces bubblewrap has made and then gives up the same things bubblewrap gives up:
+capabilities (bounding set included), the right to gain new ones, and the system calls the
+filter denies. It is not dumpable, and its executable is a sealed memory file, so that
+nothing inside can reach the host through it.
+"""
+
+import _ctypes
+import _signal  # pyright: ignore[reportMissingImports]
+import _socket
+import marshal
+import posix
+import sys
+
+import archive  # noqa: F401  (inside a sandbox nothing can be imported any more)
+import door  # noqa: F401
+import helper
+import setup  # noqa: F401
+
+SIGCHLD, SIG_IGN = 17, 1
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 22, 24
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 4, 2
+CAPABILITY_VERSION = 0x20080522
+LAST_CAPABILITY = 63
+
+_libc = _ctypes.dlopen(None, 2)  # pyright: ignore[reportArgumentType]
+
+
+class _Byte(_ctypes._SimpleCData):
+    _type_ = "c"
+
+
+def call(name, *arguments):
+    """A C function that answers 0 or is an error; bytes are passed by address."""
+    if _ctypes.call_function(_ctypes.dlsym(_libc, name), arguments) != 0:
+        raise OSError(f"{name}{arguments[:2]!r} failed")
+
+
+def word(value):
+    return value.to_bytes(4, sys.byteorder)
+
+
+def give_up_privileges(kept):
+    """Keep only the capabilities in the bit mask ``kept``, and none that could be inherited."""
+    for number in range(LAST_CAPABILITY + 1):
+        if not kept >> number & 1:
+            try:
+                call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
+            except OSError:
+                break  # the kernel knows no higher one
+    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    halves = [word(kept & 0xFFFFFFFF), word(kept >> 32)]
+    data = b"".join(half + half + word(0) for half in halves)  # effective, permitted, inheritable
+    call("capset", word(CAPABILITY_VERSION) + word(0), data)
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def filter_calls(program):
+    code = (_Byte * len(program)).from_buffer_copy(program)
+    address = _ctypes.addressof(code).to_bytes(8, sys.byteorder)
+    header = (len(program) // 8).to_bytes(2, sys.byteorder) + bytes(6) + address
+    call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
+
+
+def enter(channel, namespaces, groups, kept, program):
+    """Become the helper of a sandbox: in the first child for the namespaces, in the second
+    for the pid namespace, which only children of the one who joins it are in."""
+    for path in groups:
+        fd = posix.open(path, posix.O_WRONLY)
+        posix.write(fd, b"0")
+        posix.close(fd)
+    for fd in namespaces:
+        call("setns", fd, 0)
+    if posix.fork():
+        posix._exit(0)
+    posix.setsid()
+    try:
+        posix.setgroups([])
+    except PermissionError:
+        pass  # a single mapped uid
+    posix.setresgid(0, 0, 0)
+    posix.setresuid(0, 0, 0)
+    posix.chdir("/")
+    give_up_privileges(kept)
+    filter_calls(program)
+    _signal.signal(SIGCHLD, 0)
+    helper.main(channel)
+
+
+def main(channel):
+    """Serve requests of the engine until it is gone."""
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _signal.signal(SIGCHLD, SIG_IGN)  # children are collected by the kernel
+    socket = _socket.socket(fileno=channel)
+    kept, program = marshal.loads(socket.recv(1 << 16))
+    socket.send(b"ready")
+    while True:
+        data, ancillary, *_ = socket.recvmsg(1 << 16, 512, 0x40000000)
+        if not data:
+            posix._exit(0)
+        fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]
+        if posix.fork() == 0:
+            try:
+                enter(fds[0], fds[1:], marshal.loads(data), kept, program)
+            except BaseException as error:  # it ends here; the engine reads why
+                posix.write(fds[0], helper.pack_reply(helper.FATAL, 0, text=repr(error).encode()))
+            posix._exit(1)
+        for fd in fds:
+            posix.close(fd)

@@ -1,0 +1,121 @@
+"""The engine's end of the nursery (``inside/nursery.py``): it turns a finished jail into a
+sandbox with a helper in it."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import marshal
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
+from benchflow.sandboxes.local import runtime
+from benchflow.sandboxes.local.bwrap import CAPABILITIES
+from benchflow.sandboxes.local.seccomp import program
+
+_NUMBERS = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10,
+    "NET_RAW": 13,
+    "SYS_CHROOT": 18,
+    "MKNOD": 27,
+    "AUDIT_WRITE": 29,
+    "SETFCAP": 31,
+}
+_MFD_EXEC = 0x10
+_START_TIMEOUT = 60.0
+_NAMESPACES = ("user", "ipc", "uts", "net", "cgroup", "pid", "mnt")
+"""In the order they are joined: the user namespace gives the right to the others."""
+
+
+class Nursery:
+    """A running nursery. ``start`` and ``enter`` do not need an event loop."""
+
+    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self._channel = channel
+        self._process = process
+
+    @classmethod
+    def start(cls) -> Nursery:
+        """Call in the launcher thread. Blocks until it is ready to fork."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        loader = _sealed(runtime.loader_path())
+        try:
+            process = subprocess.Popen(
+                runtime.argv(f"import nursery; nursery.main({theirs.fileno()})"),
+                executable=f"/proc/self/fd/{loader}",
+                cwd=runtime.runtime_dir(),
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(loader, theirs.fileno()),
+            )
+        except OSError as error:
+            ours.close()
+            raise PrerequisiteError(
+                f"the local sandbox cannot start its helper: {error}",
+                fix="allow programs in memory files (sysctl vm.memfd_noexec=0), or use --sandbox docker",
+            ) from error
+        finally:
+            theirs.close()
+            os.close(loader)
+        kept = sum(1 << _NUMBERS[name] for name in CAPABILITIES)
+        ours.settimeout(_START_TIMEOUT)
+        ours.send(marshal.dumps((kept, program())))
+        if ours.recv(16) != b"ready":
+            raise PrerequisiteError("the local sandbox's helper does not start", fix="use --sandbox docker")
+        return cls(ours, process)
+
+    def enter(self, first: int, channel: int, open_network: bool, groups: list[Path]) -> None:
+        """Fork a helper into the sandbox whose first process is ``first``; it serves
+        ``channel``. Raises ``SandboxStartError`` when the sandbox is gone already."""
+        wanted = [name for name in _NAMESPACES if not (open_network and name == "net")]
+        fds: list[int] = []
+        try:
+            fds += [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in wanted]
+            rights = array.array("i", [channel, *fds])
+            body = marshal.dumps([str(group) for group in groups])
+            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError as error:
+            raise SandboxStartError(f"the sandbox ended while it started: {error}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+
+_current: dict[int, Nursery] = {}
+
+
+def nursery() -> Nursery:
+    """This process's nursery, started on first use. Call in the launcher thread."""
+    known = _current.get(os.getpid())
+    if known is None or not known.alive():
+        known = _current[os.getpid()] = Nursery.start()
+    return known
+
+
+def _sealed(path: Path) -> int:
+    """An executable copy in memory that nobody can change."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("benchflow", flags | _MFD_EXEC)
+    except OSError:
+        fd = os.memfd_create("benchflow", flags)  # kernels before 6.3
+    with open(os.dup(fd), "wb") as copy:
+        copy.write(path.read_bytes())
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
