@@ -35,6 +35,15 @@ _CLASSIFIER = re.compile(
     r"|\bis (?:this|the) command safe\b",
     re.IGNORECASE,
 )
+_READ = 4000
+"""Characters of a text that are looked at."""
+_HINTS = {
+    _TITLE: ("title",),
+    _COMPACTION: ("compact", "condense", "summar"),
+    _SUMMARY: ("summar",),
+    _CLASSIFIER: ("classif", "allow", "block", "safe"),
+}
+"""Letters without which a pattern cannot match: most texts are done with at once."""
 _SHORT_ANSWER = 256
 """A classifier asks for a word, not for work."""
 
@@ -50,26 +59,31 @@ def purpose_of(
         return "suggestion"
     subagent = headers.get("x-openai-subagent", "")
     under_way = any(message.get("role") == "assistant" for message in messages)
-    if "compact" in subagent or (under_way and _COMPACTION.search(last[-4000:])):
+    if "compact" in subagent or (under_way and _says(last[-_READ:], _COMPACTION)):
         return "compaction"
     if subagent or headers.get("x-parent-session-id"):
         return "subagent"
     if body.get("tools"):
         return "agent"
-    return _without_tools(body, f"{system[:4000]}\n{last[:4000]}", seen_tools, extends)
+    return _without_tools(body, f"{system[:_READ]}\n{last[:_READ]}", seen_tools, extends)
 
 
 def _without_tools(body: Mapping[str, Any], text: str, seen_tools: bool, extends: bool) -> str:
     if extends:
         return "agent"
-    if _TITLE.search(text):
+    if _says(text, _TITLE):
         return "title"
-    if _SUMMARY.search(text):
+    if _says(text, _SUMMARY):
         return "summary"
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if isinstance(limit, int) and limit <= _SHORT_ANSWER and _CLASSIFIER.search(text):
+    if isinstance(limit, int) and limit <= _SHORT_ANSWER and _says(text, _CLASSIFIER):
         return "classifier"
     return "helper" if seen_tools else "agent"
+
+
+def _says(text: str, pattern: re.Pattern[str]) -> bool:
+    lowered = text.lower()
+    return any(hint in lowered for hint in _HINTS[pattern]) and bool(pattern.search(text))
 
 
 def _texts(messages: list[dict[str, Any]]) -> tuple[str, str]:

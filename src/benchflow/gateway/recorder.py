@@ -34,7 +34,7 @@ class Recorder:
     session_id: str = field(init=False)
     _node_id: str = field(init=False)
     _first_index: int | None = None
-    _ts: str = ""
+    _began_at: float = 0.0
     _began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Recorder:
 
     def begin(self) -> None:
         """An attempt starts now."""
-        self._ts, self._began = _now(), time.monotonic()
+        self._began_at, self._began = time.time(), time.monotonic()
 
     def success(
         self,
@@ -115,7 +115,7 @@ class Recorder:
         response = None
         if status is not None:
             response = {
-                "ts": _now(),
+                "ts": _iso(time.time()),
                 "status_code": status,
                 "headers": {k: v for k, v in headers.items() if k not in _SECRET_REPLY_HEADERS},
                 "body": wire.recordable(body),
@@ -126,7 +126,7 @@ class Recorder:
             "rollout": route.rollout,
             "node_id": self._node_id,
             "request": {
-                "ts": self._ts,
+                "ts": _iso(self._began_at),
                 "method": "POST",
                 "path": "/v1/chat/completions",
                 "headers": self.headers,
@@ -166,8 +166,8 @@ class Recorder:
         }
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _conversation_id(key: str, messages: list[Any]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
+from yarl import URL
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.gateway.providers import Target
@@ -109,11 +110,11 @@ class HttpUpstream:
     target: Target
     guard: Guard
     client: aiohttp.ClientSession
-    url: str = field(init=False)
+    url: URL = field(init=False)
     headers: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.url = f"{self.target.base_url}/chat/completions"
+        self.url = URL(f"{self.target.base_url}/chat/completions")
         # identity: a compressed stream could be neither relayed as it comes nor read here.
         self.headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if self.target.key:
