@@ -7,67 +7,100 @@ so that a crash at any point leaves a lease that names what is left.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from benchflow.contracts.errors import SandboxStartError
+from benchflow.contracts.errors import HostPressureError, SandboxError, SandboxStartError
 from benchflow.contracts.sandbox import SandboxSpec
 from benchflow.sandboxes.local.bwrap import Jail
-from benchflow.sandboxes.local.cgroups import Cgroup
+from benchflow.sandboxes.local.cgroups import Cgroup, cgroup_host
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
 from benchflow.sandboxes.local.leases import Lease
-from benchflow.sandboxes.local.resident import Resident
+from benchflow.sandboxes.local.network import Network
+from benchflow.sandboxes.local.resident import Resident, Start, finished
 from benchflow.sandboxes.local.userns import UserNamespace
+
+TMPFS_STORAGE_MB = 1024
+"""Up to this declared storage, writes stay in memory (when the host has room)."""
+_SHM_MB = 64
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Cell:
-    """``plan`` is what the helper's ``setup`` carries out after each start; ``network`` closes
-    the doors and proxies opened for it."""
+    """``binds`` are shown read-only; ``plan`` is what the helper carries out when it starts;
+    ``network`` takes back the doors and proxies opened for this sandbox."""
 
+    name: str
     spec: SandboxSpec
     image: LocalImage
     store: LayerStore
     userns: UserNamespace
     threads: ThreadPoolExecutor
-    lease: Lease
-    upper: Upper
-    cgroup: Cgroup
-    jail: Jail
+    lease_folder: Path
+    binds: tuple[tuple[Path, str], ...]
     plan: dict[str, Any]
-    network: AsyncExitStack
+    network: Network
     enforced: dict[str, object] = field(default_factory=dict[str, object])
     agent: tuple[int, int] = (0, 0)
+    _lease: Lease | None = None
+    _upper: Upper | None = None
+    _cgroup: Cgroup | None = None
     _resident: Resident | None = None
 
     @property
     def resident(self) -> Resident:
         if self._resident is None:
-            raise SandboxStartError(f"the sandbox {self.lease.name} is not running")
+            raise SandboxStartError(f"the sandbox {self.name} is not running")
         return self._resident
 
+    @property
+    def cgroup(self) -> Cgroup:
+        if self._cgroup is None:
+            raise SandboxStartError(f"the sandbox {self.name} has not been started")
+        return self._cgroup
+
     async def start(self) -> None:
-        """Start the jail, then let the helper make the file system ready."""
-        try:
-            async with asyncio.timeout(self.spec.setup_timeout):
-                resident = self._resident = await Resident.start(
-                    self.lease.name,
-                    self.jail,
-                    self.userns,
-                    self.cgroup,
-                    timeout=self.spec.setup_timeout,
-                    on_fork=self.lease.started,
-                )
-                resident.explain = self._why_it_died
-                uid, gid, home = await resident.answer("setup", self.plan)
-        except TimeoutError as error:
-            raise SandboxStartError(
-                f"the sandbox {self.lease.name} was not ready after {self.spec.setup_timeout:g} s"
-            ) from error
+        self._resident, (uid, gid, home) = await Resident.start(
+            self.name, self._claim, self.userns, plan=self.plan, timeout=self.spec.setup_timeout
+        )
+        self._resident.explain = self._why_it_died
         self.agent = (uid, gid)
         self.enforced["agent_home"] = home
+
+    def _claim(self) -> Start:
+        """Take the lease, then what it names: control groups and an upper."""
+        try:
+            if self._lease is None:
+                host = cgroup_host()
+                sockets = self.network.sockets
+                job, folders = self.spec.job, host.folders(self.name)
+                self._lease = Lease.take(self.lease_folder, self.name, job, folders, sockets)
+                self._cgroup = host.create(self.name, self.spec.limits)
+            if self._upper is None:
+                tmpfs = in_memory(self.spec)
+                self._upper = self.store.new_upper(tmpfs=tmpfs, lowers=self.image.rootfs.lowers)
+        except SandboxError:
+            raise
+        except OSError as error:
+            raise HostPressureError(
+                f"cannot make a sandbox: {error}", fix="free space or processes"
+            ) from error
+        self.enforced |= {
+            **dict.fromkeys(("memory_mb", "cpus", "pids", "storage_mb")),
+            **self.cgroup.enforced,
+            "network": self.spec.network.mode,
+            "users": "range" if self.userns.multiple else "single",
+            "base": self.image.base,
+            "upper": "tmpfs" if self._upper.tmpfs else "disk",
+        }
+        shm = min(_SHM_MB, (self.spec.limits.memory_mb or 2 * _SHM_MB) // 2) << 20
+        jail = Jail(self.image.rootfs, self._upper, self.network.open, self.binds, shm_bytes=shm)
+        return Start(jail, self._cgroup, self._lease.started)
 
     def _why_it_died(self) -> str:
         if self.cgroup.out_of_memory():
@@ -76,45 +109,53 @@ class Cell:
 
     async def restack(self) -> LocalImage:
         """Turn the upper into a layer and go on upon it. Nothing may be running inside."""
-        await self.resident.stop()
-        loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self.threads, self._freeze)
+        self.resident.close()
+        image = await self._in_thread(self._freeze)
         await self.start()
         return image
 
     def _freeze(self) -> LocalImage:
-        layer = self.store.freeze(self.upper)
-        self.image = self.store.extend(self.image, layer)
-        self.upper = self.store.new_upper(tmpfs=self.upper.tmpfs, lowers=self.image.rootfs.lowers)
-        self.jail = replace(self.jail, rootfs=self.image.rootfs, upper=self.upper)
+        self.resident.reap()
+        assert self._upper is not None
+        self.image = self.store.extend(self.image, self.store.freeze(self._upper))
+        self._upper = None
         self.plan = {**self.plan, "fresh": False}
         return self.image
 
     def copy(self, notes: tuple[str, ...]) -> LocalImage:
         """A layer with the present content as an image; the caller holds everything still."""
-        layer = self.store.copy(self.upper)
+        assert self._upper is not None
+        layer = self.store.copy(self._upper)
         return self.store.extend(self.image, layer, notes=(*self.image.notes, *notes))
 
     async def remove(self) -> None:
-        """Leave nothing behind. Idempotent."""
-        loop = asyncio.get_running_loop()
+        """Leave nothing behind. Idempotent; a cancellation is raised when it is done."""
         if self._resident is not None:
-            if self.cgroup.can_freeze:
-                await loop.run_in_executor(self.threads, self._thaw)
-            await self._resident.stop()
-        await self.network.aclose()
-        await loop.run_in_executor(self.threads, self._clean)
+            self._resident.close()
+        await self.network.closing.aclose()
+        await self._in_thread(self._remove)
 
-    def _thaw(self) -> None:
-        try:
-            self.cgroup.thaw()
-        except FileNotFoundError:
-            pass  # removed before: this is a second teardown
+    def _remove(self) -> None:
+        if self._resident is not None:
+            if self._cgroup is not None:
+                self._cgroup.thaw()  # a frozen process does not die
+            self._resident.reap()
+        if self._upper is not None:
+            self.store.discard(self._upper)
+        if self._cgroup is not None:
+            self._cgroup.remove()
+        if self._lease is not None:
+            self._lease.release()
+        self._resident = self._upper = self._cgroup = self._lease = None
 
-    def _clean(self) -> None:
-        self.store.discard(self.upper)
-        self.cgroup.remove()
-        self.lease.release()
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await finished(asyncio.get_running_loop().run_in_executor(self.threads, work))
+
+
+def in_memory(spec: SandboxSpec) -> bool:
+    """Whether writes stay in memory: little storage is declared and the host has room."""
+    storage = spec.limits.storage_mb
+    return storage is not None and storage <= TMPFS_STORAGE_MB and memory_room(storage)
 
 
 def memory_room(megabytes: int) -> bool:

@@ -35,6 +35,10 @@ class CgroupHost:
     def can(self, controller: str) -> bool:
         return controller in self.parents
 
+    def folders(self, name: str) -> list[Path]:
+        """Every folder that ``create`` may make."""
+        return list({parent / name for parent in self.parents.values()})
+
     def create(self, name: str, limits: Limits) -> Cgroup:
         """Make the groups the limits need, plus the freezer. Controllers that are missing are
         left out; ``Cgroup.enforced`` tells what is in force."""
@@ -194,7 +198,10 @@ class Cgroup:
         _until(lambda: (folder / "freezer.state").read_text().strip() == "FROZEN")
 
     def thaw(self) -> None:
-        folder = self._folders["freezer"]
+        """Let it run again; also when it does, or when there is no freezer."""
+        folder = self._folders.get("freezer")
+        if folder is None:
+            return
         if self._host.version == 2:
             _write(folder / "cgroup.freeze", "0")
         else:

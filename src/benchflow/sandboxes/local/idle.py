@@ -1,7 +1,8 @@
-"""The first process of every sandbox: an executable of some 130 bytes that only waits.
+"""The first process of every sandbox: an executable of some 190 bytes that only waits.
 
 bubblewrap needs a program to run, and an image may have none. It holds the namespaces,
-takes no part in anything, and cannot be killed from inside, being process 1.
+takes no part in anything, and cannot be killed from inside, being process 1. As it ignores
+SIGCHLD, the kernel buries the orphans that come to it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,34 @@ from benchflow.contracts.errors import PrerequisiteError
 
 _BASE = 0x400000
 _HEADERS = 64 + 56
+_IGNORE = struct.pack("<QQQQ", 1, 0, 0, 0)
+"""A kernel ``sigaction`` with SIG_IGN."""
 _CODE = {
-    # pause(); again
-    "x86_64": (62, bytes.fromhex("b822000000 0f05 ebf7")),
-    # ppoll(NULL, 0, NULL, NULL); again
-    "aarch64": (183, bytes.fromhex("280980d2 000080d2 010080d2 020080d2 030080d2 010000d4 faffff17")),
+    # rt_sigaction(SIGCHLD, &ignore, NULL, 8); then pause(), again and again
+    "x86_64": (
+        62,
+        bytes.fromhex("b80d000000 bf11000000 488d3514000000 31d2 41ba08000000 0f05 b822000000 0f05 ebf7")
+        + bytes(1),
+    ),
+    # the same with ppoll(NULL, 0, NULL, NULL), as there is no pause
+    "aarch64": (
+        183,
+        struct.pack(
+            "<12I",
+            0xD2800220,  # mov x0, #17
+            0x10000161,  # adr x1, ignore
+            0xD2800002,  # mov x2, #0
+            0xD2800103,  # mov x3, #8
+            0xD28010C8,  # mov x8, #134
+            0xD4000001,  # svc #0
+            0xD2800000,  # mov x0, #0
+            0xD2800001,  # mov x1, #0
+            0xD2800003,  # mov x3, #0
+            0xD2800928,  # mov x8, #73
+            0xD4000001,  # svc #0
+            0x17FFFFFB,  # b to the first "mov x0, #0"
+        ),
+    ),
 }
 
 
@@ -28,7 +52,8 @@ def idle_program() -> bytes:
         raise PrerequisiteError(
             f"the local sandbox does not run on {machine} processors", fix="use --sandbox docker"
         )
-    number, code = _CODE[machine]
+    number, instructions = _CODE[machine]
+    code = instructions + _IGNORE
     size = _HEADERS + len(code)
     identity = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     entry = _BASE + _HEADERS

@@ -4,12 +4,14 @@ sandbox with a helper in it."""
 from __future__ import annotations
 
 import array
+import atexit
 import fcntl
 import marshal
 import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
 from benchflow.sandboxes.local import runtime
@@ -76,15 +78,22 @@ class Nursery:
             raise PrerequisiteError("the local sandbox's helper does not start", fix="use --sandbox docker")
         return cls(ours, process)
 
-    def enter(self, first: int, channel: int, open_network: bool, groups: list[Path]) -> None:
-        """Fork a helper into the sandbox whose first process is ``first``; it serves
-        ``channel``. Raises ``SandboxStartError`` when the sandbox is gone already."""
+    def enter(
+        self,
+        first: int,
+        channel: int,
+        open_network: bool,
+        groups: list[Path],
+        plan: dict[str, Any] | None,
+    ) -> None:
+        """Fork a helper into the sandbox whose first process is ``first``; it carries out
+        ``plan`` and serves ``channel``. Raises ``SandboxStartError`` when the sandbox is gone already."""
         wanted = [name for name in _NAMESPACES if not (open_network and name == "net")]
         fds: list[int] = []
         try:
             fds += [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in wanted]
             rights = array.array("i", [channel, *fds])
-            body = marshal.dumps([str(group) for group in groups])
+            body = marshal.dumps(([str(group) for group in groups], plan))
             self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except OSError as error:
             raise SandboxStartError(f"the sandbox ended while it started: {error}") from error
@@ -95,6 +104,11 @@ class Nursery:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def close(self) -> None:
+        """Let it end; helpers live on until their sandboxes end."""
+        self._channel.close()
+        self._process.wait()
+
 
 _current: dict[int, Nursery] = {}
 
@@ -104,6 +118,7 @@ def nursery() -> Nursery:
     known = _current.get(os.getpid())
     if known is None or not known.alive():
         known = _current[os.getpid()] = Nursery.start()
+        atexit.register(known.close)
     return known
 
 

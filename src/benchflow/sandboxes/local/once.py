@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from benchflow.sandboxes.local.commands import Commands, Request
 from benchflow.sandboxes.local.layers import Rootfs, Upper
 from benchflow.sandboxes.local.leases import Lease
 from benchflow.sandboxes.local.network import lent_files
-from benchflow.sandboxes.local.resident import Resident
+from benchflow.sandboxes.local.resident import Resident, Start
 from benchflow.sandboxes.local.userns import user_namespace
 
 _START_TIMEOUT = 120.0
@@ -41,12 +40,13 @@ async def run_once(
     name = f"run-{uuid.uuid4().hex[:12]}"
     binds = [*extra_ro_binds, *(lent_files(rootfs, resolver=True) if network_open else ())]
     jail = Jail(rootfs, upper, open_network=network_open, binds=tuple(binds))
-    cgroup = cgroup_host().create(name, Limits())
-    lease = Lease.take(state_dir() / "leases", name, "", cgroup.folders, [])
+    host = cgroup_host()
+    lease = Lease.take(state_dir() / "leases", name, "", host.folders(name), [])
+    cgroup = host.create(name, Limits())
     resident: Resident | None = None
     try:
-        resident = await Resident.start(
-            name, jail, user_namespace(), cgroup, timeout=_START_TIMEOUT, on_fork=lease.started
+        resident, _ = await Resident.start(
+            name, lambda: Start(jail, cgroup, lease.started), user_namespace(), timeout=_START_TIMEOUT
         )
         commands = Commands(resident)
         request = Request([os.fspath(part) for part in argv], cwd, user, high=env)
@@ -56,6 +56,6 @@ async def run_once(
             commands.close()
     finally:
         if resident is not None:
-            await asyncio.shield(resident.stop())
+            await resident.stop()
         cgroup.remove()
         lease.release()

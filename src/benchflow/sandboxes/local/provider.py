@@ -8,13 +8,10 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from benchflow.contracts.errors import HostPressureError, SandboxError
 from benchflow.contracts.sandbox import (
     ImageSource,
     Reaped,
@@ -25,20 +22,17 @@ from benchflow.contracts.sandbox import (
 from benchflow.kernel.ownership import state_dir
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.build import Builder
-from benchflow.sandboxes.local.cell import Cell, memory_room
+from benchflow.sandboxes.local.cell import Cell
 from benchflow.sandboxes.local.cgroups import cgroup_host
 from benchflow.sandboxes.local.doors import HostDoors
-from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
-from benchflow.sandboxes.local.leases import Lease, leases
-from benchflow.sandboxes.local.network import Network, make_network
+from benchflow.sandboxes.local.layers import LayerStore
+from benchflow.sandboxes.local.leases import leases
+from benchflow.sandboxes.local.network import make_network
 from benchflow.sandboxes.local.once import run_once
 from benchflow.sandboxes.local.sandbox import LocalSandbox
 from benchflow.sandboxes.local.userns import no_namespaces, user_namespace
 
 DEFAULT_WORKDIR = "/app"
-TMPFS_STORAGE_MB = 1024
-"""Up to this declared storage, writes stay in memory (when the host has room)."""
-_SHM_MB = 64
 _THREADS = 16
 
 
@@ -109,78 +103,37 @@ class LocalProvider:
     async def create(self, image: SandboxImage, spec: SandboxSpec) -> LocalSandbox:
         local = self.store.load_image(image.ref)
         workdir = _workdir(spec.workdir or image.workdir)
+        userns = user_namespace()
         network = await make_network(spec, local.rootfs, self._doors)
-        try:
-            cell = await self._in_thread(self._claim, local, spec, workdir, network)
-        except BaseException:
-            await network.closing.aclose()
-            raise
+        cell = Cell(
+            name=f"{_plain(spec.name)}-{uuid.uuid4().hex[:8]}",
+            spec=spec,
+            image=local,
+            store=self.store,
+            userns=userns,
+            threads=self._threads,
+            lease_folder=self._home / "leases",
+            binds=(*((mount.source, mount.target) for mount in spec.mounts), *network.binds),
+            plan={
+                "agent": spec.agent_user or "",
+                "users": userns.multiple,
+                "workdir": workdir,
+                "fresh": local.owner is None,
+                "doors": network.doors,
+                "lifetime": spec.lifetime_sec,
+            },
+            network=network,
+        )
         try:
             await cell.start()
         except BaseException:
-            await asyncio.shield(cell.remove())
+            await cell.remove()
             raise
         env = {**spec.env, **network.env}
-        sandbox = LocalSandbox(spec, image, self.capabilities(), cell, self.store, workdir, env)
+        sandbox = LocalSandbox(spec, image, self.capabilities(), cell, workdir, env)
         sandbox.on_end = self._sandboxes.discard
         self._sandboxes.add(sandbox)
         return sandbox
-
-    async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
-        """Run to its end even when the caller is cancelled; what it made is then taken back."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            cell = await future
-            await cell.remove()
-            raise
-
-    def _claim(self, image: LocalImage, spec: SandboxSpec, workdir: str, network: Network) -> Cell:
-        """Take the lease, then what it names: control groups and an upper."""
-        unique = f"{_plain(spec.name)}-{uuid.uuid4().hex[:8]}"
-        host = cgroup_host()
-        folders = list({host.parents[name] / unique for name in host.parents})
-        lease = Lease.take(self._home / "leases", unique, spec.job, folders, network.sockets)
-        upper: Upper | None = None
-        try:
-            tmpfs = _in_memory(spec)
-            upper = self.store.new_upper(tmpfs=tmpfs, name=unique, lowers=image.rootfs.lowers)
-            cgroup = host.create(unique, spec.limits)
-        except OSError as error:
-            if upper is not None:
-                self.store.discard(upper)
-            lease.release()
-            if isinstance(error, SandboxError):
-                raise
-            raise HostPressureError(
-                f"cannot make a sandbox: {error}", fix="free space or processes"
-            ) from error
-        userns = user_namespace()
-        shm = min(_SHM_MB, (spec.limits.memory_mb or 2 * _SHM_MB) // 2) << 20
-        binds = (*((mount.source, mount.target) for mount in spec.mounts), *network.binds)
-        jail = bwrap.Jail(image.rootfs, upper, network.open, binds, "sandbox", shm)
-        plan = {
-            "agent": spec.agent_user or "",
-            "users": userns.multiple,
-            "workdir": workdir,
-            "fresh": image.owner is None,
-            "doors": network.doors,
-            "lifetime": spec.lifetime_sec,
-        }
-        enforced = {
-            **{name: None for name in ("memory_mb", "cpus", "pids", "storage_mb")},
-            **cgroup.enforced,
-            "network": spec.network.mode,
-            "users": "range" if userns.multiple else "single",
-            "base": image.base,
-            "upper": "tmpfs" if upper.tmpfs else "disk",
-        }
-        cell = Cell(
-            spec, image, self.store, userns, self._threads, lease, upper, cgroup, jail, plan, network.closing
-        )
-        cell.enforced = enforced
-        return cell
 
     # -- leftovers ---------------------------------------------------------------------
 
@@ -223,11 +176,6 @@ def _probe() -> None:
     )
     if done.returncode:
         raise no_namespaces(done.stderr.strip() or f"bubblewrap ended with {done.returncode}")
-
-
-def _in_memory(spec: SandboxSpec) -> bool:
-    storage = spec.limits.storage_mb
-    return storage is not None and storage <= TMPFS_STORAGE_MB and memory_room(storage)
 
 
 def _workdir(wanted: str | None) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import marshal
 import os
+import select
 import signal
 import socket
 import struct
@@ -18,7 +19,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
 from benchflow.sandboxes.local import bwrap
@@ -32,6 +33,18 @@ _REPLY = struct.Struct("<BQqq")
 _MESSAGE = 1 << 16
 _LARGEST_INLINE = 1 << 15
 _STDERR_TAIL = 4000
+_GONE_TIMEOUT = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to start. ``on_fork`` gets bubblewrap's pid, before anything runs in it."""
+
+    jail: bwrap.Jail
+    cgroup: Cgroup | None
+    on_fork: Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -59,12 +72,13 @@ class Resident:
         self, name: str, channel: socket.socket, process: subprocess.Popen[bytes], stderr: int
     ) -> None:
         self.name = name
-        self.process = process
         self.lost: str | None = None
         self.explain: Callable[[], str] = str
         """Asked for the reason when the helper died without a word."""
         self._channel = channel
+        self._process = process
         self._stderr = stderr
+        self._helper = -1  # a pidfd: the helper is no child of this process
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
@@ -77,55 +91,62 @@ class Resident:
     async def start(
         cls,
         name: str,
-        jail: bwrap.Jail,
+        prepare: Callable[[], Start],
         userns: UserNamespace,
-        cgroup: Cgroup | None,
         *,
         timeout: float,
-        on_fork: Callable[[int], None] = lambda pid: None,
-    ) -> Resident:
-        """Fork bubblewrap and wait for its helper. ``on_fork`` gets bubblewrap's pid, in the
-        forking thread. Raises ``SandboxStartError`` with what bubblewrap said."""
+        plan: dict[str, Any] | None = None,
+    ) -> tuple[Resident, tuple[int, int, str]]:
+        """Fork bubblewrap, then a helper into what it made, and wait until that has carried
+        out ``plan``; return with the agent's uid, gid and home. ``prepare`` runs in the
+        forking thread. Raises ``SandboxStartError`` with what was said."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours.setblocking(False)
         gate, block = socket.socketpair()
-        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
-
-        def fork() -> tuple[subprocess.Popen[bytes], Nursery]:
-            process = bwrap.start(jail, userns, cgroup=cgroup, block=block.fileno(), stderr=stderr)
-            on_fork(process.pid)
-            return process, nursery()
-
         gate.send(b"1")
         gate.setblocking(False)
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+
+        def fork() -> tuple[subprocess.Popen[bytes], Nursery, Start]:
+            start = prepare()
+            process = bwrap.start(
+                start.jail, userns, cgroup=start.cgroup, block=block.fileno(), stderr=stderr
+            )
+            start.on_fork(process.pid)
+            return process, nursery(), start
+
+        forked = loop.run_in_executor(bwrap.launcher(os.getpid()), fork)
         try:
             try:
-                forked = loop.run_in_executor(bwrap.launcher(os.getpid()), fork)
-                process, home = await asyncio.shield(forked)
+                process, home, start = await finished(forked)
             except BaseException:
-                ours.close()
-                os.close(stderr)
+                if forked.done() and not forked.cancelled() and forked.exception() is None:
+                    resident = cls(name, ours, forked.result()[0], stderr)
+                    await resident.stop()
+                else:
+                    ours.close()
+                    os.close(stderr)
                 raise
             finally:
                 block.close()
-            ours.setblocking(False)
             resident = cls(name, ours, process, stderr)
             try:
                 async with asyncio.timeout(timeout):
                     await loop.sock_recv(gate, 1)  # its end: bubblewrap is done, or dead
-                    groups = cgroup.member_files() if cgroup else []
-                    home.enter(_first_process(process.pid), theirs.fileno(), jail.open_network, groups)
+                    groups = start.cgroup.member_files() if start.cgroup else []
+                    first = _first_process(process.pid)
+                    home.enter(first, theirs.fileno(), start.jail.open_network, groups, plan)
                     theirs.close()
-                    await resident._hello.ended
+                    return resident, await resident._hello.ended
             except (SandboxLostError, SandboxStartError, TimeoutError) as error:
+                reason = f"not ready after {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
                 detail = await resident.stop()
-                raise SandboxStartError(
-                    f"the sandbox did not start: {detail or error}", detail=detail
-                ) from error
+                raise SandboxStartError(f"{name} did not start: {detail or reason}", detail=detail) from error
             except BaseException:
-                await asyncio.shield(resident.stop())
+                await resident.stop()
                 raise
-            return resident
         finally:
             theirs.close()
             gate.close()
@@ -212,7 +233,7 @@ class Resident:
         ancillary: list[Any] = []
         while self.lost is None:
             try:
-                data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE, 64)
+                data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE, 128)
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -230,6 +251,8 @@ class Resident:
         for _, kind, raw in ancillary:
             if kind == socket.SCM_RIGHTS:
                 handed.frombytes(raw[: len(raw) - len(raw) % handed.itemsize])
+            elif self._helper < 0:
+                self._helper = _pidfd(raw)
         sockets = [socket.socket(fileno=fd) for fd in handed]
         if len(data) < _REPLY.size:
             self._close_all(sockets)
@@ -279,36 +302,65 @@ class Resident:
 
     async def stop(self) -> str:
         """Kill everything inside and wait until it is gone. Returns what bubblewrap wrote to
-        its error output. Idempotent."""
+        its error output. Idempotent; a cancellation is raised when it is done."""
+        self.close()
+        return await finished(self._loop.run_in_executor(None, self.reap))
+
+    def close(self) -> None:
+        """Stop talking: every call under way fails, and the sandbox dies."""
         self._fail("it was stopped")
-        return await self._loop.run_in_executor(bwrap.launcher(os.getpid()), self._reap)
 
     def kill(self) -> None:
-        """Kill the sandbox's first process, and so all of it, without waiting."""
-        if self.process.returncode is None:
-            for pid in (*children(self.process.pid), self.process.pid):
+        """Kill the sandbox's first process, and so all of it, and the helper; do not wait."""
+        if self._process.returncode is None:
+            # Not bubblewrap itself: it ends after the sandbox, and so tells when that is gone.
+            for pid in children(self._process.pid) or [self._process.pid]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        if self._helper >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._helper, signal.SIGKILL)
 
-    def _reap(self) -> str:
+    def reap(self) -> str:
+        """The blocking part of ``stop``, for a thread; ``close`` comes before."""
         if self._stderr < 0:
             return ""
-        if self.process.poll() is None:
-            # The first process first: bubblewrap ends only after it, with all of its kind.
-            inner = children(self.process.pid)
-            for pid in inner or [self.process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        self.kill()
+        try:
+            self._process.wait(_GONE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._helper >= 0:
+            select.select([self._helper], [], [], _GONE_TIMEOUT)
+            os.close(self._helper)
         size = os.lseek(self._stderr, 0, os.SEEK_END)
         said = os.pread(self._stderr, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
         os.close(self._stderr)
-        self._stderr = -1
+        self._stderr = self._helper = -1
         return said.decode("utf-8", "replace").strip()
+
+
+async def finished(future: asyncio.Future[T]) -> T:
+    """Wait for work in a thread to its end, whatever happens; a cancellation is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return future.result()
+
+
+def _pidfd(credentials: bytes) -> int:
+    """A handle on the sender of a message, by its ``struct ucred``; -1 when it is gone."""
+    pid = struct.unpack("3i", credentials[:12])[0]
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1
 
 
 def _settle(future: asyncio.Future, value) -> None:

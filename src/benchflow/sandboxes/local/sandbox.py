@@ -29,7 +29,6 @@ from benchflow.contracts.sandbox import (
 from benchflow.sandboxes.local.cell import Cell
 from benchflow.sandboxes.local.commands import Commands, LocalProcess, Request, as_argv, end
 from benchflow.sandboxes.local.doors import Exposed
-from benchflow.sandboxes.local.layers import LayerStore
 from benchflow.sandboxes.transfer import pack, unpack
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -47,7 +46,6 @@ class LocalSandbox:
         image: SandboxImage,
         capabilities: SandboxCapabilities,
         cell: Cell,
-        store: LayerStore,
         workdir: str,
         env: Mapping[str, str],
     ) -> None:
@@ -58,7 +56,6 @@ class LocalSandbox:
         self.enforced: Mapping[str, object] = cell.enforced
         self.workdir = workdir
         self._cell = cell
-        self._store = store
         self._env = dict(env)
         self._commands = Commands(cell.resident)
         self._exposed = AsyncExitStack()

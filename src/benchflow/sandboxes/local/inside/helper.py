@@ -1,13 +1,18 @@
 """A sandbox's resident process: serves exec, kill and transfer requests of the engine.
 
 It enters the sandbox (``nursery.py``) before anything else runs there, under every
-namespace, capability, cgroup and seccomp rule, so whatever it forks inherits them. The engine talks to it over one
-SOCK_SEQPACKET socket. A request is a marshalled tuple ``(verb, id, …)`` with the stdio
-descriptors attached; a large one comes in a memory file. A reply is ``REPLY`` packed,
-followed by optional text. The engine never unmarshals anything from here.
+namespace, capability, cgroup and seccomp rule, so whatever it forks inherits them. Only
+its children are in the sandbox's pid namespace: nothing inside can see or signal it, and
+process numbers mean something else here than in them.
 
-Each command has a supervisor: a child subreaper of this process, so that every
-descendant of the command stays below it, whatever sessions it makes.
+The engine talks to it over one SOCK_SEQPACKET socket. A request is a marshalled tuple
+``(verb, id, …)`` with the stdio descriptors attached; a large one comes in a memory file.
+A reply is a kind, an id and two numbers, followed by optional text. The engine never
+unmarshals anything from here.
+
+Each command has a supervisor: a child subreaper, so that every descendant of the command
+stays below it, whatever sessions it makes. From inside, only process 1 and what this
+process forked have no visible parent, which is how they are told from everything else.
 """
 
 import _ctypes
@@ -179,12 +184,12 @@ def uids_of(pid):
     return set()
 
 
-def targets(uid, spared):
-    """Living processes, of ``uid`` only unless it is None."""
+def targets(uid=None):
+    """Living processes of commands, of ``uid`` only unless it is None."""
     return [
         pid
-        for pid, (state, _) in processes().items()
-        if pid not in spared and state not in (b"Z", b"X") and (uid is None or uid in uids_of(pid))
+        for pid, (state, parent) in processes().items()
+        if parent != 0 and state not in (b"Z", b"X") and (uid is None or uid in uids_of(pid))
     ]
 
 
@@ -201,12 +206,12 @@ def signal_all_as(uid):
     posix.waitpid(pid, 0)
 
 
-def end_users(uid, spared):
+def end_users(uid):
     """Kill all processes (of ``uid``) until two looks in a row find none; None on failure."""
     seen, clean = set(), 0
     deadline = time.monotonic() + KILL_DEADLINE
     while clean < 2:
-        left = targets(uid, spared)
+        left = targets(uid)
         seen.update(left)
         clean = 0 if left else clean + 1
         if left and uid:
@@ -430,16 +435,16 @@ class Helper:
         finally:
             posix._exit(70)
 
-    def do_setup(self, ident, _fds, plan):
+    def set_up(self, plan):
+        """Carry out ``setup.prepare``, open the doors, and say that the sandbox is ready."""
+        import door
         import setup
 
         self.deadline = time.monotonic() + plan["lifetime"]
         uid, gid, home = setup.prepare(plan)
         if plan["doors"]:
-            import door
-
             door.Door(self.poll, self.handlers, plan["doors"])
-        self.reply(READY, ident, uid, gid, home.encode())
+        self.reply(READY, 0, uid, gid, home.encode())
 
     def do_exec(self, ident, fds, has_stdin, argv, cwd, low, high, user, bare):
         find_user(user)
@@ -462,30 +467,35 @@ class Helper:
 
     def do_killall(self, ident, _fds, user):
         uid = None if user is None else find_user(user)[0]
-        # The supervisors are root's; they end by themselves when their commands have.
-        spared = {1, posix.getpid(), *self.supervisors}
+        self.inside(ident, lambda: end_users(uid), b"processes are left that cannot be killed")
+
+    def do_hold(self, ident, _fds, number):
+        """Stop (19) or continue (18) every command's processes, until nothing new is found."""
+
+        def hold():
+            done = set()
+            while fresh := [pid for pid in targets() if pid not in done]:
+                for pid in fresh:
+                    signal(pid, number)
+                    done.add(pid)
+            return len(done)
+
+        self.inside(ident, hold)
+
+    def do_count(self, ident, _fds):
+        self.inside(ident, lambda: len(targets()))
+
+    def inside(self, ident, work, failure=b""):
+        """Answer with the number ``work`` finds in a child, where process numbers are the
+        sandbox's; None means ``failure``."""
         if self.fork():
             return
         try:
-            count = end_users(uid, {*spared, posix.getpid()})
+            count = work()
             kind = ERROR if count is None else DONE
-            text = b"processes are left that cannot be killed" if count is None else b""
-            posix.write(CHANNEL, pack_reply(kind, ident, count or 0, 0, text))
+            posix.write(CHANNEL, pack_reply(kind, ident, count or 0, 0, failure if count is None else b""))
         finally:
             posix._exit(0)
-
-    def do_hold(self, ident, _fds, number):
-        """Stop (19) or continue (18) everything but this process, until nothing new is found."""
-        done, spared = set(), {1, posix.getpid()}
-        while fresh := [pid for pid in targets(None, spared) if pid not in done]:
-            for pid in fresh:
-                signal(pid, number)
-                done.add(pid)
-        self.reply(DONE, ident, len(done))
-
-    def do_count(self, ident, _fds):
-        """How many processes live besides the helper."""
-        self.reply(DONE, ident, len(targets(None, {1, posix.getpid()})))
 
     def do_connect(self, ident, _fds, port):
         """A socket connected to a port inside, handed out."""
@@ -510,22 +520,24 @@ def transfer(verb, *arguments):
     posix._exit(1)
 
 
-def main(channel):
+def main(channel, plan):
+    """Serve ``channel`` until the engine closes it. Without a plan there is nothing to set up."""
     prctl(PR_SET_DUMPABLE, 0)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
     if channel != CHANNEL:
         posix.dup2(channel, CHANNEL)
     posix.set_inheritable(CHANNEL, False)
     posix.closerange(CHANNEL + 1, 1 << 20)
     null = posix.open("/dev/null", posix.O_RDWR)
-    posix.dup2(null, 0)
-    posix.dup2(null, 1)
-    posix.dup2(null, 2)
+    for place in (0, 1, 2):
+        posix.dup2(null, place)
     posix.close(null)
     posix.umask(0o022)
     helper = Helper()
-    helper.reply(READY, 0)
     try:
+        if plan is None:
+            helper.reply(READY, 0)
+        else:
+            helper.set_up(plan)
         helper.run()
     except Exception as error:  # the last words of a defect, which the engine shows
         helper.reply(FATAL, 0, text=repr(error).encode())

@@ -11,6 +11,7 @@ nothing inside can reach the host through it.
 import _ctypes
 import _signal  # pyright: ignore[reportMissingImports]
 import _socket
+import gc
 import marshal
 import posix
 import sys
@@ -22,7 +23,7 @@ import setup  # noqa: F401
 
 SIGCHLD, SIG_IGN = 17, 1
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 22, 24
-PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 38, 47
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 4, 2
 CAPABILITY_VERSION = 0x20080522
 LAST_CAPABILITY = 63
@@ -66,17 +67,14 @@ def filter_calls(program):
     call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
 
 
-def enter(channel, namespaces, groups, kept, program):
-    """Become the helper of a sandbox: in the first child for the namespaces, in the second
-    for the pid namespace, which only children of the one who joins it are in."""
+def enter(channel, namespaces, groups, plan, kept, program):
+    """Become the helper of a sandbox. Joining the pid namespace concerns children only."""
     for path in groups:
         fd = posix.open(path, posix.O_WRONLY)
         posix.write(fd, b"0")
         posix.close(fd)
     for fd in namespaces:
         call("setns", fd, 0)
-    if posix.fork():
-        posix._exit(0)
     posix.setsid()
     try:
         posix.setgroups([])
@@ -88,15 +86,20 @@ def enter(channel, namespaces, groups, kept, program):
     give_up_privileges(kept)
     filter_calls(program)
     _signal.signal(SIGCHLD, 0)
-    helper.main(channel)
+    helper.main(channel, plan)
 
 
 def main(channel):
     """Serve requests of the engine until it is gone."""
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    _signal.signal(SIGCHLD, SIG_IGN)  # children are collected by the kernel
+    # A namespace ends only when the last of its dead is buried. Those whose helper has died
+    # come here, and the kernel buries the children of who ignores them.
+    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _signal.signal(SIGCHLD, SIG_IGN)
     socket = _socket.socket(fileno=channel)
     kept, program = marshal.loads(socket.recv(1 << 16))
+    gc.disable()
+    gc.freeze()  # collections would touch, and so copy, the pages that helpers share
     socket.send(b"ready")
     while True:
         data, ancillary, *_ = socket.recvmsg(1 << 16, 512, 0x40000000)
@@ -105,7 +108,8 @@ def main(channel):
         fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]
         if posix.fork() == 0:
             try:
-                enter(fds[0], fds[1:], marshal.loads(data), kept, program)
+                groups, plan = marshal.loads(data)
+                enter(fds[0], fds[1:], groups, plan, kept, program)
             except BaseException as error:  # it ends here; the engine reads why
                 posix.write(fds[0], helper.pack_reply(helper.FATAL, 0, text=repr(error).encode()))
             posix._exit(1)
