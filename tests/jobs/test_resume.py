@@ -202,7 +202,7 @@ def test_a_variable_that_is_gone_is_asked_for(jobs, tasks):
 )
 def test_what_the_agent_earned_stays_and_what_broke_runs_again(make_result, reward, fields, why):
     """C28"""
-    assert reason_to_run(make_result(reward=reward, **fields)) == why
+    assert reason_to_run(make_result(reward=reward, **fields).model_dump()) == why
 
 
 def test_what_never_finished_runs_again():

@@ -7,7 +7,7 @@ import pytest
 from benchflow.contracts.errors import UsageError
 from benchflow.jobs.attempts import set_aside
 from benchflow.jobs.load import load_job, load_rollouts
-from benchflow.jobs.store import JobStore, iter_lines
+from benchflow.jobs.store import JobStore, iter_records
 from benchflow.kernel.storage import NO_REDACTION
 
 
@@ -26,7 +26,7 @@ def test_a_cut_last_line_is_set_aside_and_nothing_is_glued_to_it(
     later = make_result("c", 0.5)
     store.append(later)
     store.close()
-    assert [result.task_name for result in iter_lines(folder)] == ["a", "b", "c"]
+    assert [record["task_name"] for record in iter_records(folder)] == ["a", "b", "c"]
     assert (folder / "results.jsonl").read_bytes().count(b"\n") == len(
         (folder / "results.jsonl").read_text().splitlines()
     )
@@ -40,7 +40,7 @@ def test_without_a_newline_the_next_line_still_starts_afresh(tmp_path, make_resu
     store = JobStore(folder, NO_REDACTION)
     store.append(make_result("b"))
     store.close()
-    assert [result.task_name for result in iter_lines(folder)] == ["a", "b"]
+    assert [record["task_name"] for record in iter_records(folder)] == ["a", "b"]
 
 
 def test_a_result_that_a_crash_kept_out_of_the_list_is_found(tmp_path, make_result, write_job_folder):
@@ -51,7 +51,7 @@ def test_a_result_that_a_crash_kept_out_of_the_list_is_found(tmp_path, make_resu
     store = JobStore(folder, NO_REDACTION)
     assert store.repair() == ["1 result(s) were written but not listed"]
     store.close()
-    assert [result.task_name for result in iter_lines(folder)] == ["a", "b"]
+    assert [record["task_name"] for record in iter_records(folder)] == ["a", "b"]
 
 
 def test_the_last_line_of_a_rollout_counts(tmp_path, make_result, write_job_folder):

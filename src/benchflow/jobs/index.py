@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import UsageError
-from benchflow.jobs.load import find_jobs, load_rollouts
-from benchflow.jobs.metrics import Row, row_of
+from benchflow.jobs.load import current_records, find_jobs
+from benchflow.jobs.metrics import Row, read_row
 from benchflow.jobs.store import read_job, result_files
 
 INDEX_NAME = "index.sqlite"
-VERSION = 2
+VERSION = 1
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -87,7 +86,7 @@ class Index:
         """Every rollout under the root."""
         columns = "task, agent, model, kind, reward, masked, error, tool_calls, input_tokens, output_tokens"
         found = self._db.execute(f"SELECT {columns}, cost_usd, duration FROM rollouts")
-        return [_row(*row) for row in found]
+        return list(map(Row._make, found))
 
     def _refresh(self) -> None:
         known = dict(self._db.execute("SELECT path, stamp FROM jobs"))
@@ -106,8 +105,8 @@ class Index:
             job = read_job(folder)
         except UsageError:
             job = {}
-        results = load_rollouts(folder)
-        first = results[0] if results else None
+        records = current_records(folder)
+        first = records[0] if records else {}
         key = self._db.execute(
             "INSERT INTO jobs (path, stamp, name, agent, model, sandbox, created_at, trial, planned)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -115,17 +114,17 @@ class Index:
                 path,
                 stamp,
                 job.get("job_name") or folder.name,
-                job.get("agent") or (first.agent if first else None),
-                job.get("model") or (first.model if first else None),
-                job.get("sandbox") or (first.sandbox.provider if first else None),
-                job.get("created_at") or (first.started_at if first else None),
+                job.get("agent") or first.get("agent"),
+                job.get("model") or first.get("model"),
+                job.get("sandbox") or (first.get("sandbox") or {}).get("provider"),
+                job.get("created_at") or first.get("started_at"),
                 job.get("trial") or 1,
                 len(job["rollouts"]) if "rollouts" in job else None,
             ),
         ).lastrowid
         self._db.executemany(
             f"INSERT INTO rollouts VALUES ({', '.join('?' * 13)})",
-            ((key, *_values(row_of(result))) for result in results),
+            ((key, *read_row(record)) for record in records),
         )
 
     def _forget(self, path: str) -> None:
@@ -135,15 +134,6 @@ class Index:
 
 def _listed(*columns: Any) -> Listed:
     return Listed(*columns[:9], *(count or 0 for count in columns[9:13]), columns[13])  # pyright: ignore[reportCallIssue]
-
-
-def _row(*columns: Any) -> Row:
-    return Row(*columns[:5], bool(columns[5]), *columns[6:])  # pyright: ignore[reportCallIssue]
-
-
-def _values(row: Row) -> Iterator[object]:
-    for name in Row.__slots__:
-        yield getattr(row, name)
 
 
 def _open(root: Path) -> sqlite3.Connection:

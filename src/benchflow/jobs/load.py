@@ -10,7 +10,7 @@ from typing import Any
 
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.records import Result
-from benchflow.jobs.store import iter_lines, latest, read_job, read_result, scan_results
+from benchflow.jobs.store import iter_records, latest, read_job, read_result, scan_results
 
 __all__ = ["Job", "find_jobs", "load_job"]
 
@@ -45,7 +45,7 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     folders = tuple(find_jobs(root))
     rollouts = [result for folder in folders for result in load_rollouts(folder)]
     if not folders:
-        rollouts = sorted(scan_results(root), key=lambda result: result.rollout_name)
+        rollouts = load_rollouts(root)
         folders = (root,) if rollouts else ()
     if not folders:
         raise UsageError(f"no job under {root}", fix="give a folder that `bench run` wrote to")
@@ -53,13 +53,19 @@ def load_job(path: str | os.PathLike[str]) -> Job:
 
 
 def load_rollouts(folder: Path) -> list[Result]:
-    """The current result of each rollout of one job, in order of name. The rollouts' own
-    files complete what a crash kept out of ``results.jsonl``."""
-    found = latest(iter_lines(folder))
-    for result in scan_results(folder, skip=set(found)):
-        found[result.rollout_name] = result
-    for name, result in found.items():
-        result.rollout_path = str(folder / name)
+    """The current result of each rollout of one job, in order of name."""
+    results = [Result.model_validate(record) for record in current_records(folder)]
+    for result in results:
+        result.rollout_path = str(folder / result.rollout_name)
+    return results
+
+
+def current_records(folder: Path) -> list[dict[str, Any]]:
+    """The fields of those results. The rollouts' own files complete what a crash kept out of
+    ``results.jsonl``."""
+    found = latest(iter_records(folder))
+    for record in scan_results(folder, skip=found.keys()):
+        found[record["rollout_name"]] = record
     return [found[name] for name in sorted(found)]
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import NormalDist
+from typing import Any, NamedTuple
 
 from benchflow.contracts.records import Interval, Result, Summary
 
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What statistics need of one rollout. ``kind`` is one of the six counts of a summary."""
 
     task: str
@@ -36,33 +35,35 @@ class Row:
     duration: float
 
     @property
-    def passed(self) -> bool:
-        return self.kind == "passed"
-
-    @property
     def scored(self) -> bool:
         """Counts in means: it has a reward that the policy earned."""
         return self.reward is not None and not self.masked
 
 
 def row_of(result: Result) -> Row:
-    counts = result.agent_result
-    reward = result.reward
+    return read_row(result.model_dump())
+
+
+def read_row(record: Mapping[str, Any]) -> Row:
+    """A row from the fields of ``result.json``."""
+    counts = record.get("agent_result") or {}
+    reward = (record.get("rewards") or {}).get("reward")
     if reward is not None and not math.isfinite(reward):
         reward = None
+    verifier_error = record.get("verifier_error_category")
     return Row(
-        task=result.task_name,
-        agent=result.agent,
-        model=result.model,
-        kind=kind_of(result.outcome, reward, result.verifier_error_category),
+        task=record["task_name"],
+        agent=record["agent"],
+        model=record.get("model"),
+        kind=kind_of(record["outcome"], reward, verifier_error),
         reward=reward,
-        masked=result.attribution.verdict == "mask",
-        error=result.error_category or result.verifier_error_category,
-        tool_calls=result.n_tool_calls,
-        input_tokens=counts.n_input_tokens,
-        output_tokens=counts.n_output_tokens,
-        cost_usd=counts.cost_usd,
-        duration=result.timing.total,
+        masked=(record.get("attribution") or {}).get("verdict") == "mask",
+        error=record.get("error_category") or verifier_error,
+        tool_calls=record.get("n_tool_calls"),
+        input_tokens=counts.get("n_input_tokens"),
+        output_tokens=counts.get("n_output_tokens"),
+        cost_usd=counts.get("cost_usd"),
+        duration=(record.get("timing") or {}).get("total") or 0.0,
     )
 
 
@@ -146,20 +147,21 @@ def pass_tables(rows: Iterable[Row]) -> tuple[dict[str, float | None], dict[str,
     A task with fewer than k scored rollouts makes that k null: leaving it out would
     quietly report another set of tasks.
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    total: Counter[str] = Counter()
+    scored: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
     for row in rows:
-        count = counts[row.task]
-        count[0] += 1
-        count[1] += row.scored
-        count[2] += row.scored and row.passed
-    most = max((count[0] for count in counts.values()), default=0)
+        total[row.task] += 1
+        if row.reward is not None and not row.masked:
+            scored[row.task] += 1
+            passed[row.task] += row.kind == "passed"
+    most = max(total.values(), default=0)
     ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
-    at: dict[str, float | None] = {}
-    hat: dict[str, float | None] = {}
-    for k in ks:
-        at[str(k)] = _mean_or_null(pass_at_k(scored, passed, k) for _, scored, passed in counts.values())
-        hat[str(k)] = _mean_or_null(pass_hat_k(scored, passed, k) for _, scored, passed in counts.values())
-    return at, hat
+    tables = [
+        {str(k): _mean_or_null(draw(scored[task], passed[task], k) for task in total) for k in ks}
+        for draw in (pass_at_k, pass_hat_k)
+    ]
+    return tables[0], tables[1]
 
 
 def _mean_or_null(values: Iterable[float | None]) -> float | None:
@@ -168,14 +170,11 @@ def _mean_or_null(values: Iterable[float | None]) -> float | None:
     return mean(known) if known and len(known) == len(found) else None
 
 
-def mask_rates(rows: Iterable[Row]) -> dict[str, float]:
+def mask_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Per task, the share of rollouts that a trainer may not count; tasks without any are left out."""
-    seen: Counter[str] = Counter()
-    masked: Counter[str] = Counter()
-    for row in rows:
-        seen[row.task] += 1
-        masked[row.task] += row.masked
-    return {task: masked[task] / seen[task] for task in sorted(seen) if masked[task]}
+    seen = Counter(row.task for row in rows)
+    masked = Counter(row.task for row in rows if row.masked)
+    return {task: masked[task] / seen[task] for task in sorted(masked)}
 
 
 def summarise(
@@ -195,9 +194,9 @@ def summarise(
     errors = Counter(row.error for row in rows if row.error and row.reward is None)
     if never_started:
         errors["never_started"] = never_started
-    scored = [row.reward for row in rows if row.scored and row.reward is not None]
-    judged = sum(1 for row in rows if row.scored)
-    passed = sum(1 for row in rows if row.scored and row.passed)
+    judged = [row for row in rows if row.reward is not None and not row.masked]
+    mean_reward = mean(row.reward for row in judged if row.reward is not None)
+    passed = sum(1 for row in judged if row.kind == "passed")
     at, hat = pass_tables(rows)
     counted = [row for row in rows if row.input_tokens is not None and row.output_tokens is not None]
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
@@ -214,9 +213,9 @@ def summarise(
         verifier_errored=kinds["verifier_errored"],
         unscored=kinds["unscored"],
         cancelled=kinds["cancelled"] + never_started,
-        score=passed / judged if judged else None,
-        mean_reward=mean(scored),
-        interval=clustered_interval(rows),
+        score=passed / len(judged) if judged else None,
+        mean_reward=mean_reward,
+        interval=clustered_interval(judged),
         pass_at_k=at,
         pass_hat_k=hat,
         error_categories=dict(sorted(errors.items())),
@@ -226,7 +225,7 @@ def summarise(
         total_output_tokens=sum(row.output_tokens or 0 for row in counted) if counted else None,
         total_cost_usd=math.fsum(costs) if costs else None,
         usage_coverage=round(len(counted) / len(rows), 6) if rows else None,
-        avg_reward=mean(scored),
+        avg_reward=mean_reward,
         avg_tool_calls=mean(float(row.tool_calls) for row in rows if row.tool_calls is not None),
         avg_duration_sec=mean(row.duration for row in rows),
         final=final,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,3 @@ def rollout_config(plan: Plan, job: PlannedJob, planned: PlannedRollout, *, retr
         identity=planned.identity,
         retries=retries,
     )
-
-
-def record(planned: PlannedRollout) -> dict[str, Any]:
-    return asdict(planned)

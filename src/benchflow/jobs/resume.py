@@ -6,14 +6,13 @@ rollouts stay, scores of 0 included; missing, cancelled and unscored ones run ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import UsageError
-from benchflow.contracts.records import Result
 from benchflow.contracts.task import Task
 from benchflow.jobs.config import EvaluationConfig, make_config, parse_pairs
 from benchflow.jobs.identity import differences
@@ -70,15 +69,16 @@ def find(
     return Continued(fresh, {}, why_new)
 
 
-def reason_to_run(result: Result | None) -> str | None:
-    """Why a planned rollout has to run (again); None when it is finished."""
+def reason_to_run(result: Mapping[str, Any] | None) -> str | None:
+    """Why a planned rollout has to run (again), from the fields of its ``result.json``; None
+    when it is finished."""
     if result is None:
         return "never finished"
-    if result.outcome == "cancelled":
+    if result["outcome"] == "cancelled":
         return "was cancelled"
-    if result.reward is None:
-        category = result.error_category or result.verifier_error_category or "no reward"
-        return f"ended unscored ({category})"
+    if (result.get("rewards") or {}).get("reward") is None:
+        category = result.get("error_category") or result.get("verifier_error_category")
+        return f"ended unscored ({category or 'no reward'})"
     return None
 
 

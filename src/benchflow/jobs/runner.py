@@ -16,7 +16,7 @@ from benchflow.jobs.plan import Plan, PlannedJob, PlannedRollout, renamed, reser
 from benchflow.jobs.progress import Reporter
 from benchflow.jobs.resume import Continued, reason_to_run
 from benchflow.jobs.schedule import JobBudget, Retries, run_bounded
-from benchflow.jobs.store import JobStore, SummaryPacer, iter_lines, job_record, latest, read_result
+from benchflow.jobs.store import JobStore, SummaryPacer, iter_records, job_record, latest, read_result
 from benchflow.kernel.clock import utc_now
 from benchflow.kernel.events import RolloutEvent
 from benchflow.kernel.planes import Planes
@@ -97,12 +97,12 @@ class JobRunner:
         """Load what is finished. Returns why each of the others runs (again)."""
         for said in store.repair():
             self._reporter.note(f"{job.folder}: {said}")
-        found = latest(iter_lines(job.folder))
+        found = latest(iter_records(job.folder))
         again: dict[str, str] = {}
         for planned in job.rollouts:
             why = reason_to_run(found.get(planned.name))
             if why is None:
-                self._rows[job.folder][planned.name] = metrics.row_of(found[planned.name])
+                self._rows[job.folder][planned.name] = metrics.read_row(found[planned.name])
                 self.kept += 1
             else:
                 again[planned.name] = why

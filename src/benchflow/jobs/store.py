@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.records import RESULT_VERSION, Result, Summary, check_version
-from benchflow.jobs.plan import Plan, PlannedJob, PlannedRollout, record
+from benchflow.jobs.plan import Plan, PlannedJob, PlannedRollout
 from benchflow.kernel.clock import utc_now
 from benchflow.kernel.storage import LineWriter, Redactor, read_json, write_bytes, write_json
 
@@ -59,14 +59,14 @@ class JobStore:
                     kept.writelines(line + b"\n" for line in bad)
                 write_bytes(path, b"".join(line + b"\n" for line in good))
                 said.append(f"{len(bad)} cut line(s) of results.jsonl moved to {QUARANTINE}")
-        listed = {(r.rollout_name, r.finished_at) for r in iter_lines(self.folder)}
+        listed = {(r["rollout_name"], r.get("finished_at")) for r in iter_records(self.folder)}
         unlisted = [
-            found
-            for found in scan_results(self.folder)
-            if (found.rollout_name, found.finished_at) not in listed
+            record
+            for record in scan_results(self.folder)
+            if (record["rollout_name"], record.get("finished_at")) not in listed
         ]
-        for result in sorted(unlisted, key=lambda result: result.finished_at):
-            self.append(result)
+        for record in sorted(unlisted, key=lambda record: record.get("finished_at") or ""):
+            self._lines.append(record)
         if unlisted:
             said.append(f"{len(unlisted)} result(s) were written but not listed")
         return said
@@ -95,7 +95,7 @@ def job_record(
         "versions": {**_versions(), "agent": plan.settings.get("agent_version")},
         "host": _host(),
         "resumes": [],
-        "rollouts": [record(planned) for planned in job.rollouts],
+        "rollouts": [asdict(planned) for planned in job.rollouts],
     }
 
 
@@ -136,62 +136,66 @@ def planned_rollouts(job: dict[str, Any]) -> tuple[PlannedRollout, ...]:
     return tuple(PlannedRollout.parse(item) for item in job.get("rollouts", ()))
 
 
-def iter_lines(folder: Path) -> Iterator[Result]:
-    """Every complete line of ``results.jsonl`` and of its shards, oldest first. A cut line is
-    passed over; a line of a newer schema is refused."""
+def iter_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """The result on every complete line of ``results.jsonl`` and of its shards, oldest first.
+    A cut line is passed over; one of a newer schema is refused."""
     for path in result_files(folder):
         with path.open("rb") as handle:
             for line in handle:
-                result = parse_line(line, str(path))
-                if result is not None:
-                    yield result
+                record = _parse(line, path)
+                if record is not None:
+                    yield record
 
 
 def result_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("results*.jsonl") if path.name != QUARANTINE)
 
 
-def scan_results(folder: Path, skip: Sequence[str] | set[str] = ()) -> Iterator[Result]:
+def scan_results(folder: Path, skip: Container[str] = ()) -> Iterator[dict[str, Any]]:
     """Results from the rollouts' own folders; for what a crash kept out of ``results.jsonl``."""
     with os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
     for name in names:
-        if name not in skip:
-            found = read_result(folder / name)
-            if found is not None:
-                yield found
+        record = None if name in skip else _read_record(folder / name)
+        if record is not None:
+            yield record
 
 
 def read_result(folder: Path) -> Result | None:
     """``result.json`` of a rollout; None when it is missing or cut, which means unfinished."""
-    path = folder / "result.json"
-    try:
-        result = parse_line(path.read_bytes(), str(path))
-    except (FileNotFoundError, NotADirectoryError):
+    record = _read_record(folder)
+    if record is None:
         return None
-    if result is not None:
-        result.rollout_path = str(folder)
+    result = Result.model_validate(record)
+    result.rollout_path = str(folder)
     return result
 
 
-def latest(results: Iterator[Result]) -> dict[str, Result]:
+def latest(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The last result of each rollout: a resumed one has several lines."""
-    return {result.rollout_name: result for result in results}
+    return {record["rollout_name"]: record for record in records}
 
 
-def parse_line(line: bytes, name: str) -> Result | None:
-    """A result from one line or document; None when it is cut. A newer schema is refused."""
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / "result.json"
     try:
-        found = orjson.loads(line.strip(b"\0\r\n \t"))
+        return _parse(path.read_bytes(), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+_NEEDED = frozenset({"task_name", "rollout_name", "agent", "outcome"})
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
+    try:
+        record = orjson.loads(line.strip(b"\0\r\n \t"))
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict) or not record.keys() >= _NEEDED:
         return None
-    check_version(found, RESULT_VERSION, name)
-    try:
-        return Result.model_validate(found)
-    except ValidationError:
-        return None
+    check_version(record, RESULT_VERSION, str(path))
+    return record
 
 
 def _split_lines(data: bytes) -> tuple[list[bytes], list[bytes]]:

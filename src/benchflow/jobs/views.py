@@ -50,13 +50,9 @@ def metrics_record(root: Path) -> dict[str, Any]:
     with Index(root) as index:
         jobs, rows = len(index.jobs()), index.rows()
     groups = totals_by(rows)
-    names = list(groups)
-    whole = _summary(root, rows, *(names[0] if len(names) == 1 else ("(several)", None)))
-    return {
-        **whole.model_dump(),
-        "jobs": jobs,
-        "by_agent": [_summary(root, found, *name).model_dump() for name, found in groups.items()],
-    }
+    parts = [_summary(root, found, *name).model_dump() for name, found in groups.items()]
+    whole = parts[0] if len(parts) == 1 else _summary(root, rows, "(several)", None).model_dump()
+    return {**whole, "jobs": jobs, "by_agent": parts}
 
 
 def metrics_lines(root: Path) -> Iterator[str]:
