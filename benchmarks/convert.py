@@ -75,6 +75,7 @@ def calls_of(name: str) -> bytes:
 def make_job(root: Path, rollouts: int) -> int:
     """Write the job; returns the bytes of calls in it."""
     size = 0
+    plans: dict[Path, list[dict[str, object]]] = {}
     for number in range(rollouts):
         name = f"task{number // 8}__{number:08x}"
         folder = root / f"trial-{number % 8 + 1:02d}" / "job" / name
@@ -99,6 +100,10 @@ def make_job(root: Path, rollouts: int) -> int:
             "finished_at": "2026-01-01T00:00:00Z",
         }
         (folder / "result.json").write_bytes(dumps(result, indent=True))
+        plan = {"name": name, "task": f"task{number // 8}", "group_id": f"group-{number // 8}"}
+        plans.setdefault(folder.parent, []).append(plan)
+    for job, planned in plans.items():
+        (job / "job.json").write_bytes(dumps({"schema_version": 1, "rollouts": planned}))
     return size
 
 

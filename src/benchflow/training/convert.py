@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,7 @@ from benchflow.training.discover import Found, check_path, find_rollouts
 from benchflow.training.formats import Row, Rows, Source, find_format
 from benchflow.training.groups import Group, Member, check_formula, make_groups, parse_by
 from benchflow.training.rollouts import RolloutRecord, read_rollout
+from benchflow.training.versions import MANIFEST_VERSION, ROW_VERSION
 
 SKIPS = (
     "no_result",
@@ -38,7 +40,6 @@ SKIPS = (
     "zero_variance",
 )
 """Reasons a rollout yields no row, each a ``skipped_…`` counter of the manifest."""
-MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,6 @@ class Report:
         return notes
 
     def manifest(self) -> dict[str, Any]:
-        from benchflow.training import records
-
         return {
             "schema_version": MANIFEST_VERSION,
             "format": self.options.format,
@@ -103,7 +102,7 @@ class Report:
             "zero_variance_groups": sum(group.zero_variance for group in self.groups),
             "groups": [group.record() for group in self.groups],
             "drift": dict(self.drift) or None,
-            "versions": records.versions(),
+            "versions": {"benchflow": version("benchflow"), "row": ROW_VERSION},
         }
 
 
@@ -117,13 +116,15 @@ def convert(
     found = list(find_rollouts(root))
     if not found:
         raise UsageError(f"no rollout under {root}", fix="give a job, a jobs folder or a rollout folder")
-    with replacing(_target(out)) as file:
+    rows_file = _target(out)
+    manifest_file = None if manifest is None else _target(manifest)
+    with replacing(rows_file) as file:
         if options.advantage is None:
             _write_plain(found, rows, report, file)
         else:
             _write_grouped(found, rows, report, file)
-    if manifest is not None:
-        write_json(_target(manifest), report.manifest())
+    if manifest_file is not None:
+        write_json(manifest_file, report.manifest())
     return report
 
 

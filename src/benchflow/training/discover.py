@@ -22,7 +22,7 @@ from benchflow.jobs.store import result_files
 from benchflow.kernel.storage import read_json, read_lines
 
 ROLLOUT_NAME = re.compile(r".+__[0-9a-f]{8}$")
-"""``<task>__<8 hex>``: known to be a rollout without looking inside."""
+"""``<task>__<8 hex>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,15 @@ def _walk(folder: str) -> Iterator[Found]:
         listed.update(_named_in_results(folder))
     for name in sorted(present | listed):
         child = os.path.join(folder, name)
-        if name in listed or ROLLOUT_NAME.match(name) or is_rollout(child):
+        if name in listed or _named_like_one(child) or is_rollout(child):
             yield Found(child, folder)
         else:
             yield from _walk(child)
+
+
+def _named_like_one(folder: str) -> bool:
+    """It died before its first record. A job may be named so too."""
+    return ROLLOUT_NAME.match(os.path.basename(folder)) is not None and not is_job(Path(folder))
 
 
 def _named_in_results(job_dir: str) -> Iterator[str]:

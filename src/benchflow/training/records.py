@@ -7,15 +7,12 @@ writers build plain dicts, which is much faster; golden files keep both in step.
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from benchflow.contracts.records import AttributionRecord, PolicyVersion, Record
-
-ROW_VERSION = 1
-STREAM_VERSION = 1
+from benchflow.training.versions import MANIFEST_VERSION, ROW_VERSION, STREAM_VERSION
 
 Finite = Field(allow_inf_nan=False)
 
@@ -183,7 +180,7 @@ class ManifestGroup(GroupBlock):
 class Manifest(Record):
     """What ``--manifest`` writes."""
 
-    schema_version: int = 1
+    schema_version: int = MANIFEST_VERSION
     format: str
     rollouts_seen: int
     calls_seen: int
@@ -267,8 +264,3 @@ def _check_arguments(function: FunctionCall, index: int) -> None:
         json.loads(function.arguments or "{}")
     except ValueError:
         raise ValueError(f"messages[{index}]: arguments of {function.name!r} are not JSON") from None
-
-
-def versions() -> dict[str, Any]:
-    """Versions of what wrote a manifest."""
-    return {"benchflow": version("benchflow"), "row": ROW_VERSION, "stream": STREAM_VERSION}

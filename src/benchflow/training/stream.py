@@ -25,8 +25,7 @@ from benchflow.training.follow import follow as follow_jobs
 from benchflow.training.groups import Group, check_formula, group_key, make_member, parse_by
 from benchflow.training.rollouts import RolloutRecord, read_rollout
 from benchflow.training.segments import segment_calls
-
-STREAM_VERSION = 1
+from benchflow.training.versions import STREAM_VERSION
 
 Note = Callable[[str], None]
 

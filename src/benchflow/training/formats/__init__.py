@@ -17,7 +17,6 @@ from benchflow.training.rollouts import RolloutRecord
 from benchflow.training.segments import Segmented, segment_calls
 
 Row = dict[str, Any]
-ROW_VERSION = 1
 
 
 @dataclass

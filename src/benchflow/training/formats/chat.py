@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchflow.training.conversation import conversation, last_agent_call, tools
-from benchflow.training.formats import ROW_VERSION, Row, Source
+from benchflow.training.formats import Row, Source
 from benchflow.training.rollouts import RolloutRecord
+from benchflow.training.versions import ROW_VERSION
 
 
 def rows(source: Source) -> list[Row]:

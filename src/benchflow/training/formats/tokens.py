@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchflow.training.conversation import Skip
-from benchflow.training.formats import ROW_VERSION, Row, Source
+from benchflow.training.formats import Row, Source
+from benchflow.training.versions import ROW_VERSION
 
 
 def rows(source: Source) -> list[Row]:

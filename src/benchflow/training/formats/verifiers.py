@@ -12,9 +12,10 @@ from typing import Any
 
 from benchflow.training.calls import Call, finish_reason
 from benchflow.training.conversation import conversation, last_agent_call, split_prompt, tools
-from benchflow.training.formats import ROW_VERSION, Row, Source
+from benchflow.training.formats import Row, Source
 from benchflow.training.formats.chat import token_usage
 from benchflow.training.rollouts import RolloutRecord, number
+from benchflow.training.versions import ROW_VERSION
 
 LIMITS = frozenset({"timeout", "idle_timeout", "context_limit", "budget", "max_tokens", "max_turn_requests"})
 
