@@ -309,7 +309,7 @@ class AcpSession:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_WAIT):
                 await self._process.kill()
-                await self._process.wait()
+        await self._exit_code()
         await self._conn.close()
         rest = asyncio.create_task(self._discard_stdout())
         await asyncio.wait({self._stderr_pump, rest}, timeout=EXIT_WAIT)
