@@ -17,28 +17,11 @@ from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
 from benchflow.sandboxes.local import runtime
+from benchflow.sandboxes.local.capabilities import KEPT
 from benchflow.sandboxes.local.cgroups import Cgroup
 from benchflow.sandboxes.local.layers import Rootfs, Upper
 from benchflow.sandboxes.local.seccomp import filter_fd
 from benchflow.sandboxes.local.userns import UserNamespace
-
-CAPABILITIES = (
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "SETPCAP",
-    "NET_BIND_SERVICE",
-    "NET_RAW",
-    "SYS_CHROOT",
-    "MKNOD",
-    "AUDIT_WRITE",
-    "SETFCAP",
-)
-"""The usual set of a container, valid only inside the user namespace."""
 
 IDLE = "/dev/.benchflow/idle"
 """Process 1, bound below ``/dev`` so that no snapshot contains it."""
@@ -84,7 +67,7 @@ def jail_args(jail: Jail, userns: UserNamespace, seccomp: int) -> list[str]:
         args.append("--unshare-net")
     args += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     args += ["--hostname", jail.hostname, "--cap-drop", "ALL"]
-    for name in CAPABILITIES:
+    for name in KEPT:
         args += ["--cap-add", f"CAP_{name}"]
     for lower in jail.rootfs.lowers:
         args += ["--overlay-src", str(lower)]

@@ -1,4 +1,4 @@
-"""The first process of every sandbox: an executable of some 190 bytes that only waits.
+"""The first process of every sandbox: an executable of some 250 bytes that only waits.
 
 bubblewrap needs a program to run, and an image may have none. It holds the namespaces,
 takes no part in anything, and cannot be killed from inside, being process 1. As it ignores
@@ -14,22 +14,30 @@ from benchflow.contracts.errors import PrerequisiteError
 
 _BASE = 0x400000
 _HEADERS = 64 + 56
-_IGNORE = struct.pack("<QQQQ", 1, 0, 0, 0)
-"""A kernel ``sigaction`` with SIG_IGN."""
+_DATA_AT = 64
+"""Where the data begin, counted from the first instruction: the header of capset, its sets,
+and a kernel ``sigaction``."""
 _CODE = {
-    # rt_sigaction(SIGCHLD, &ignore, NULL, 8); then pause(), again and again
+    # capset(header, sets); rt_sigaction(SIGCHLD, &ignore, NULL, 8); then pause(), for ever
     "x86_64": (
         62,
-        bytes.fromhex("b80d000000 bf11000000 488d3514000000 31d2 41ba08000000 0f05 b822000000 0f05 ebf7")
-        + bytes(1),
+        bytes.fromhex(
+            "b87e000000 488d3d34000000 488d3535000000 0f05"
+            "b80d000000 bf11000000 488d353a000000 31d2 41ba08000000 0f05"
+            "b822000000 0f05 ebf7"
+        ),
     ),
     # the same with ppoll(NULL, 0, NULL, NULL), as there is no pause
     "aarch64": (
         183,
         struct.pack(
-            "<12I",
+            "<16I",
+            0x10000200,  # adr x0, header
+            0x10000221,  # adr x1, sets
+            0xD2800B68,  # mov x8, #91
+            0xD4000001,  # svc #0
             0xD2800220,  # mov x0, #17
-            0x10000161,  # adr x1, ignore
+            0x10000261,  # adr x1, ignore
             0xD2800002,  # mov x2, #0
             0xD2800103,  # mov x3, #8
             0xD28010C8,  # mov x8, #134
@@ -45,18 +53,21 @@ _CODE = {
 }
 
 
-def idle_program() -> bytes:
-    """A static ELF executable for this machine."""
+def idle_program(capabilities: int) -> bytes:
+    """A static ELF executable for this machine. It keeps the capabilities of the bit mask,
+    and none that could be inherited."""
     machine = platform.machine()
     if machine not in _CODE:
         raise PrerequisiteError(
             f"the local sandbox does not run on {machine} processors", fix="use --sandbox docker"
         )
-    number, instructions = _CODE[machine]
-    code = instructions + _IGNORE
-    size = _HEADERS + len(code)
+    number, code = _CODE[machine]
+    sets = [part for half in (capabilities & 0xFFFFFFFF, capabilities >> 32) for part in (half, half, 0)]
+    data = struct.pack("<Ii6I4Q", 0x20080522, 0, *sets, 1, 0, 0, 0)
+    body = code.ljust(_DATA_AT, b"\0") + data
+    size = _HEADERS + len(body)
     identity = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     entry = _BASE + _HEADERS
     header = struct.pack("<HHIQQQIHHHHHH", 2, number, 1, entry, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
-    return identity + header + segment + code
+    return identity + header + segment + body

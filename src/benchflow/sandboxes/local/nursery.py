@@ -15,25 +15,9 @@ from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
 from benchflow.sandboxes.local import runtime
-from benchflow.sandboxes.local.bwrap import CAPABILITIES
+from benchflow.sandboxes.local.capabilities import MASK
 from benchflow.sandboxes.local.seccomp import program
 
-_NUMBERS = {
-    "CHOWN": 0,
-    "DAC_OVERRIDE": 1,
-    "FOWNER": 3,
-    "FSETID": 4,
-    "KILL": 5,
-    "SETGID": 6,
-    "SETUID": 7,
-    "SETPCAP": 8,
-    "NET_BIND_SERVICE": 10,
-    "NET_RAW": 13,
-    "SYS_CHROOT": 18,
-    "MKNOD": 27,
-    "AUDIT_WRITE": 29,
-    "SETFCAP": 31,
-}
 _MFD_EXEC = 0x10
 _START_TIMEOUT = 60.0
 _NAMESPACES = ("user", "ipc", "uts", "net", "cgroup", "pid", "mnt")
@@ -71,9 +55,8 @@ class Nursery:
         finally:
             theirs.close()
             os.close(loader)
-        kept = sum(1 << _NUMBERS[name] for name in CAPABILITIES)
         ours.settimeout(_START_TIMEOUT)
-        ours.send(marshal.dumps((kept, program())))
+        ours.send(marshal.dumps((MASK, program())))
         if ours.recv(16) != b"ready":
             raise PrerequisiteError("the local sandbox's helper does not start", fix="use --sandbox docker")
         return cls(ours, process)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.local.capabilities import MASK
 from benchflow.sandboxes.local.idle import idle_program
 
 _IDLE = "idle"
@@ -71,7 +72,7 @@ def _executable() -> Path:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(sys.version.encode() + idle_program())
+    digest = hashlib.sha256(sys.version.encode() + idle_program(MASK))
     status = _executable().stat()
     digest.update(f"{_executable()}:{status.st_size}:{status.st_mtime_ns}".encode())
     for source in sorted(_INSIDE.rglob("*.py")):
@@ -98,7 +99,7 @@ def _fill(place: Path) -> None:
     loader = place / "lib" / _loader().name
     shutil.copyfile(_loader(), loader)
     loader.chmod(0o755)
-    (place / _IDLE).write_bytes(idle_program())
+    (place / _IDLE).write_bytes(idle_program(MASK))
     (place / _IDLE).chmod(0o755)
     for source in _INSIDE.rglob("*.py"):
         target = (library / source.relative_to(_INSIDE)).with_suffix(".pyc")
