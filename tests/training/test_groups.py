@@ -60,7 +60,7 @@ def test_equal_rewards_have_exactly_no_advantage(reward, n):
 
 def test_keys_are_read_from_a_list():
     assert parse_by(None) == PLANNED
-    assert parse_by("task, agent,model") == ("task", "agent", "model")
+    assert parse_by("task, agent,model") == parse_by(["task", "agent", "model"]) == ("task", "agent", "model")
     for text in ("", "task,task", "hue"):
         with pytest.raises(UsageError, match="--group-by"):
             parse_by(text)

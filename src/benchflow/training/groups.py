@@ -228,11 +228,12 @@ def make_groups(rollouts: Iterable[RolloutRecord], by: tuple[str, ...], formula:
     return list(groups.values())
 
 
-def parse_by(text: str | None) -> tuple[str, ...]:
-    """``task,agent,model`` as keys; without it the planned groups."""
+def parse_by(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """``task,agent,model``, or a list of them, as keys; without it the planned groups."""
     if text is None:
         return PLANNED
-    by = tuple(part.strip() for part in text.split(",") if part.strip())
+    parts = text.split(",") if isinstance(text, str) else text
+    by = tuple(part.strip() for part in parts if part.strip())
     unknown = [name for name in by if name not in KEYS]
     if unknown or not by or len(set(by)) < len(by):
         what = f"unknown key {unknown[0]!r}" if unknown else f"{text!r} names no key, or one twice"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ async def stream_rollouts(
     *,
     follow: bool = True,
     group_size: int | None = None,
-    group_by: str | None = None,
+    group_by: str | Sequence[str] | None = None,
     group_advantage: str | None = None,
     since: str | Path | None = None,
     timeout: float | None = None,
@@ -50,9 +50,8 @@ async def stream_rollouts(
     ``group_advantage`` (``grpo`` or ``loo``) over groups ``group_by`` (keys, by default the
     planned group). ``since`` names a file that remembers what was delivered, so that another
     stream with it goes on where this one stopped; a record counts as delivered when the next
-    one is asked for. ``timeout`` is in seconds without anything new. ``with_segments`` puts the exact tokens
-    into each record. ``on_note`` is told
-    why groups are held back.
+    one is asked for. ``timeout`` is in seconds without anything new. ``with_segments`` puts the
+    exact tokens into each record. ``on_note`` is told why groups are held back.
 
     Raises ``UsageError`` for a path or option that means nothing, ``JobDiedError`` when a job
     ended without finishing, and ``StreamTimeoutError``.
@@ -277,7 +276,9 @@ async def _followed(root: Path, timeout: float | None) -> AsyncGenerator[Iterabl
                 )
 
 
-def _assembler(size: int | None, by: str | None, advantage: str | None, note: Note) -> Assembler | None:
+def _assembler(
+    size: int | None, by: str | Sequence[str] | None, advantage: str | None, note: Note
+) -> Assembler | None:
     if size is None:
         for value, flag in ((by, "--group-by"), (advantage, "--group-advantage")):
             if value is not None:
