@@ -59,6 +59,13 @@ async def test_secrets_in_its_output_are_masked(sandbox, context, solution, tmp_
     assert (tmp_path / "agent/stdout.txt").read_text() == "key=***\n"
 
 
+@pytest.mark.parametrize("command", ["./solve.sh now", "/oracle/solve.sh now"])
+async def test_a_script_that_lost_its_executable_bit_runs(sandbox, context, solution, record, command):
+    made = context(oracle=solution("echo $1"), oracle_command=command)
+    await (await catalog.load("oracle").connect(sandbox, made)).prompt("Solve it.")
+    assert record.last("tool_call_update")["output"] == "now\n"
+
+
 async def test_another_command_and_target_are_honoured(sandbox, context, solution, record):
     made = context(
         oracle=solution("exit 1"),

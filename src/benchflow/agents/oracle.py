@@ -117,12 +117,15 @@ class OracleSession:
 
 
 def _inside(command: str, target: str) -> str:
-    """``./solve.sh`` is relative to the solution, while the work happens in the workspace.
-    Packages often lose the executable bit on their way, so it is set."""
-    if not command.startswith("./"):
+    """The command line to run in the workspace. A first word ``./solve.sh`` is relative to the
+    solution. Packages often lose the executable bit on their way, so it is set."""
+    word, _, rest = command.partition(" ")
+    if word.startswith("./"):
+        word = f"{target.rstrip('/')}/{word[2:]}"
+    if not word.startswith(f"{target.rstrip('/')}/"):
         return command
-    script = shlex.quote(f"{target.rstrip('/')}/{command[2:].split()[0]}")
-    return " ".join(["chmod +x", script, "&&", script, *command.split()[1:]])
+    script = shlex.quote(word)
+    return f"chmod +x {script} && {script} {rest}".rstrip()
 
 
 def _failure(command: str, result: ExecResult) -> events.Event:
