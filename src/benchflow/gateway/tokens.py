@@ -29,6 +29,8 @@ SAMPLING = (
 _CHOICE_FIELDS = ("token_ids", "response_token_ids", "prompt_token_ids", "raw_output", "policy_versions")
 _BODY_FIELDS = ("prompt_token_ids", "prompt_logprobs", "sglext")
 _PREFIX = "token_id:"
+_INT: set[type] = {int}
+_NUMBER: set[type] = {int, float}
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +116,11 @@ def _reason(reason: str, detail: str) -> dict[str, str]:
 
 
 def _ids(value: object) -> list[int] | None:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        return None
-    return value
+    return value if isinstance(value, list) and _types(value) <= _INT else None
+
+
+def _types(values: list[Any]) -> set[type]:
+    return set(map(type, values))
 
 
 def _prompt_ids(body: Mapping[str, Any], choices: list[dict[str, Any]]) -> list[int] | None:
@@ -172,16 +176,18 @@ def _completion_ids(body: Mapping[str, Any], choice: dict[str, Any], position: i
 
 def _named_ids(content: list[dict[str, Any]]) -> list[int] | None:
     """Ids told by the logprobs themselves: every entry, or none."""
-    ids: list[int] = []
-    for entry in content:
-        token = entry.get("token")
-        if type(entry.get("token_id")) is int:
-            ids.append(entry["token_id"])
-        elif isinstance(token, str) and token.startswith(_PREFIX) and token[len(_PREFIX) :].isdigit():
-            ids.append(int(token[len(_PREFIX) :]))
-        else:
-            return None
-    return ids or None
+    if not content:
+        return None
+    ids = _ids([entry.get("token_id") for entry in content])
+    if ids is not None:
+        return ids
+    names: list[Any] = [entry.get("token") for entry in content]
+    if _types(names) != {str} or not all(name.startswith(_PREFIX) for name in names):
+        return None
+    try:
+        return [int(name[len(_PREFIX) :]) for name in names]
+    except ValueError:
+        return None
 
 
 def _logprobs(
@@ -190,18 +196,18 @@ def _logprobs(
     position: int,
     unavailable: dict[str, dict[str, str]],
 ) -> list[float] | None:
-    values = [entry.get("logprob") for entry in content]
+    values: list[Any] = [entry.get("logprob") for entry in content]
     if not values and ids != []:
         unavailable["logprobs"] = _reason("not_returned", f"choice {position}")
         return None
-    if not all(isinstance(value, (int, float)) for value in values):
+    if not _types(values) <= _NUMBER:
         unavailable["logprobs"] = _reason("mismatch", f"choice {position}: a logprob is not a number")
         return None
     if ids is not None and len(values) != len(ids):
         detail = f"choice {position}: {len(values)} logprobs for {len(ids)} ids"
         unavailable["logprobs"] = _reason("mismatch", detail)
         return None
-    return [float(value) for value in values]  # pyright: ignore[reportArgumentType]
+    return [float(value) for value in values]
 
 
 def _sub(value: Mapping[str, Any], key: str, inner: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -86,9 +87,7 @@ def _key(seed: int, said: Sequence[Mapping[str, Any]]) -> bytes:
     """Depends on the seed and on the assistant's own words only."""
     digest = blake2b(f"{seed}\0{len(said)}".encode(), digest_size=16)
     for message in said:
-        for token in tokens.reply_ids(message):
-            digest.update(token.to_bytes(2, "big"))
-        digest.update(b"\0")
+        digest.update(array("H", tokens.reply_ids(message)).tobytes() + b"\0")
     return digest.digest()
 
 
@@ -189,21 +188,16 @@ def _usage(choice: Choice, prompt: int, completion: int) -> dict[str, int]:
 
 
 def _logprobs(ids: list[int], draw: Draw, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    by_id = bool(body.get("return_tokens_as_token_ids"))
-    top = body.get("top_logprobs") or 0
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = f"token_id:{token}" if by_id else tokens.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": None}
-
-    content = []
-    for position, token in enumerate(ids):
-        logprob = math.log(draw.probability) if position == 0 else 0.0
-        content.append({**entry(token, logprob), "top_logprobs": []})
-        if top and position == 0:
-            # Alternatives may begin with the same token; each is listed with its own probability.
-            ranked = sorted((p for _, p in draw.rivals if p > 0), reverse=True)[:top]
-            content[0]["top_logprobs"] = [entry(token, math.log(p)) for p in ranked]
+    names = tokens.NUMBERED if body.get("return_tokens_as_token_ids") else tokens.TEXTS
+    content = [{"token": names[i], "logprob": 0.0, "bytes": None, "top_logprobs": []} for i in ids]
+    if content:
+        content[0]["logprob"] = math.log(draw.probability)
+        # Alternatives may begin with the same token; each is listed with its own probability.
+        ranked = sorted((p for _, p in draw.rivals if p > 0), reverse=True)
+        content[0]["top_logprobs"] = [
+            {"token": names[ids[0]], "logprob": math.log(p), "bytes": None}
+            for p in ranked[: body.get("top_logprobs") or 0]
+        ]
     return content
 
 

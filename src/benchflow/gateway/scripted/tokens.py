@@ -45,8 +45,12 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def token_text(token: int) -> str:
-    return chr(token - OFFSET) if OFFSET <= token < OFFSET + 128 else _MARKS.get(token, "\ufffd")
+TEXTS = tuple(
+    chr(token - OFFSET) if OFFSET <= token < OFFSET + 128 else _MARKS.get(token, "\ufffd")
+    for token in range(VOCABULARY)
+)
+"""How each token reads in a list of log-probabilities: its text, or its number."""
+NUMBERED = tuple(f"token_id:{token}" for token in range(VOCABULARY))
 
 
 def prompt_ids(messages: Sequence[Any], tools: Any = None) -> list[int]:
