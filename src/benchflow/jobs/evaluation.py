@@ -155,11 +155,11 @@ class Evaluation:
 
     def _result(self, runner: JobRunner, summary: Summary) -> EvaluationResult:
         gates = tuple(self._unmet(summary))
-        faults = summary.errored + summary.verifier_errored + summary.unscored + len(runner.lost)
+        faults = summary.errored + summary.verifier_errored + summary.unscored
         if self.config.usage_tracking == "required" and self.config.model:
             faults += sum(1 for row in runner.rows() if row.input_tokens is None)
-        broken = runner.broken is not None
-        code = GATE if gates else UNSCORED if faults or broken else OK
+        faults += len(runner.lost) + (runner.broken is not None)
+        code = GATE if gates else UNSCORED if faults else OK
         folders = tuple(job.folder for job in runner.plan.jobs)
         return EvaluationResult(
             summary, folders, code, runner.stopped or runner.broken, tuple(runner.lost), gates, runner.plan

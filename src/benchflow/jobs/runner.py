@@ -22,7 +22,6 @@ from benchflow.kernel.events import RolloutEvent
 from benchflow.kernel.planes import Planes
 from benchflow.kernel.rollout import Rollout
 from benchflow.kernel.storage import write_json
-from benchflow.training.trainer_files import write_trainer_files
 
 Slot = tuple[PlannedJob, PlannedRollout]
 
@@ -178,8 +177,10 @@ class JobRunner:
             if result is not None:
                 self._finish(job, planned, result)
             raise
-        except (BenchflowError, OSError) as error:
-            self._lose(planned, error)
+        except Exception as error:
+            # A fault of the engine or of a plugin outside the rollout's own phases: this one is
+            # lost, with its reason, and the job goes on.
+            self._lose(job, planned, error)
             return None
 
     def _on_event(self, event: RolloutEvent) -> None:
@@ -194,18 +195,43 @@ class JobRunner:
         self._rows[job.folder][planned.name] = metrics.row_of(result)
         try:
             if result.model and result.outcome != "cancelled":
-                write_trainer_files(job.folder / planned.name, result, self._planes.redact)
+                self._write_trainer_files(job.folder / planned.name, result)
             self._stores[job.folder].append(result)
             self._refresh_summary(job.folder)
         except OSError as error:
-            self._lose(planned, error)
+            self._lose(job, planned, error)
         self._reporter.finished(job, planned, result)
 
-    def _lose(self, planned: PlannedRollout, error: Exception) -> None:
-        self.lost.append(f"{planned.name}: {error}")
-        self._reporter.note(f"{planned.name}: {error}")
+    def _write_trainer_files(self, folder: Path, result: Result) -> None:
+        from benchflow.training.trainer_files import write_trainer_files  # only with a model
+
+        write_trainer_files(folder, result, self._planes.redact)
+
+    def _lose(self, job: PlannedJob, planned: PlannedRollout, error: Exception) -> None:
+        """Note a rollout whose record could not be written; without one it counts as errored."""
+        self._rows[job.folder].setdefault(planned.name, self._unrecorded(planned))
+        reason = str(error) if isinstance(error, BenchflowError) else f"{type(error).__name__}: {error}"
+        self.lost.append(f"{planned.name}: {reason}")
+        self._reporter.note(f"{planned.name}: {reason}")
         if isinstance(error, HostPressureError) and self.broken is None:
             self.broken = error.message
+
+    def _unrecorded(self, planned: PlannedRollout) -> metrics.Row:
+        config = self.plan.config
+        return metrics.Row(
+            task=planned.task,
+            agent=config.agent or "",
+            model=config.model,
+            kind="errored",
+            reward=None,
+            masked=True,
+            error="no_record",
+            tool_calls=None,
+            input_tokens=None,
+            output_tokens=None,
+            cost_usd=None,
+            duration=0.0,
+        )
 
     def _refresh_summary(self, folder: Path) -> None:
         if self._pacer.due():

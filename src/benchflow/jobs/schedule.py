@@ -26,7 +26,7 @@ async def run_bounded(
     queue = iter(items)
     reason: list[str] = []
 
-    async def worker() -> None:
+    async def take() -> None:
         for item in queue:
             why = stop()
             if why is not None:
@@ -34,16 +34,16 @@ async def run_bounded(
                 return
             await work(item)
 
-    workers = [asyncio.create_task(worker()) for _ in range(limit)]
+    workers = [asyncio.create_task(take()) for _ in range(limit)]
     try:
         await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for running in workers:
             running.cancel()  # once: a second cancellation would hit a teardown half-way
         await _settle(workers)
-    for ended in workers:
-        if not ended.cancelled():
-            ended.result()
+    failures = [error for worker in workers if not worker.cancelled() and (error := worker.exception())]
+    if failures:
+        raise failures[0]
     return reason[0] if reason else None
 
 
