@@ -124,7 +124,7 @@ def import_base(store: LayerStore, name: str, source: Path) -> Base:
         config = _fill(upper, source, name, notes)
         make_mount_points(upper.upper)
         size = _drop_specials(upper.upper, notes)
-        layer_name = "base-" + config.digest.removeprefix("sha256:")
+        layer_name = "base-" + config.digest.removeprefix("sha256:")[:32]
         store.freeze(upper, name=layer_name, owned=False)
     finally:
         store.discard(upper)

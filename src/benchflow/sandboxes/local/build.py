@@ -8,6 +8,7 @@ interrupted step leaves no layer, so nothing half-made is ever taken for a succe
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
@@ -20,7 +21,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchflow.contracts.errors import ImageBuildError, SandboxError
+from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxError
 from benchflow.contracts.sandbox import ExecResult, ImageSource
 from benchflow.kernel.storage import dumps
 from benchflow.sandboxes.local.bases import find_base, resolve_base
@@ -29,7 +30,7 @@ from benchflow.sandboxes.local.context import BuildContext, signature
 from benchflow.sandboxes.local.copying import UpperWriter, home_of, parse_owner
 from benchflow.sandboxes.local.dockerfile import DOCKER_ADVICE, Dockerfile, Instruction, parse
 from benchflow.sandboxes.local.hostbase import machine_state
-from benchflow.sandboxes.local.layers import BUILT, FLATTEN_AT, LayerStore, LocalImage, Rootfs, Upper
+from benchflow.sandboxes.local.layers import BUILT, LayerStore, LocalImage, Rootfs, Upper, is_deep
 from benchflow.sandboxes.local.lent import TARGET, lend
 from benchflow.sandboxes.local.merge import View
 from benchflow.sandboxes.local.steps import BuildState, apply_setting, copy_plan
@@ -159,23 +160,14 @@ class _Build:
         for instruction in dockerfile.instructions:
             try:
                 await self._step(state, instruction)
-            except ValueError as error:
-                raise ImageBuildError(f"{_where(instruction)}: {error}") from error
-            except ImageBuildError as error:
-                if error.message.startswith("Dockerfile"):
-                    raise
-                raise ImageBuildError(
-                    f"{_where(instruction)}: {error.message}", fix=error.fix, detail=error.detail
-                ) from error
-        layers = tuple(self._layers)
-        if len(layers) > FLATTEN_AT:
-            layers = await asyncio.to_thread(self._store.flatten, layers, owned=False)
-        rootfs = Rootfs(self._base.rootfs.kind, self._base.rootfs.lowers + layers, self._base.rootfs.binds)
+            except (OSError, ValueError) as error:
+                explained = _explained(error, instruction)
+                raise explained from (None if explained is error else error)
         return self._store.save_image(
             LocalImage(
                 digest="",
                 base=self._base.base,
-                rootfs=rootfs,
+                rootfs=self._rootfs(),
                 base_depth=len(self._base.rootfs.lowers),
                 env=state.env,
                 workdir=state.workdir,
@@ -244,6 +236,8 @@ class _Build:
                     layer = await self._make(name, fill)
         if any(layer.iterdir()):
             self._layers.append(layer)
+        if is_deep(self._layers):
+            self._layers = list(await asyncio.to_thread(self._store.flatten, self._layers, owned=False))
 
     async def _make(self, name: str, fill: Callable[[Upper], Awaitable[None]]) -> Path:
         upper = self._store.new_upper(lowers=self._rootfs().lowers)
@@ -375,5 +369,19 @@ def _where(instruction: Instruction) -> str:
     return f"Dockerfile line {instruction.line}: {text if len(text) <= 120 else text[:119] + '…'}"
 
 
+def _explained(error: Exception, instruction: Instruction) -> BenchflowError:
+    """The error of a step with the line that it came from."""
+    if isinstance(error, ImageBuildError):
+        if error.message.startswith("Dockerfile line"):
+            return error
+        text = f"{_where(instruction)}: {error.message}"
+        return ImageBuildError(text, fix=error.fix, detail=error.detail)
+    if isinstance(error, BenchflowError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HostPressureError(f"{_where(instruction)}: disk full", fix="free space, then run again")
+    return ImageBuildError(f"{_where(instruction)}: {error}")
+
+
 def _hash(*parts: object) -> str:
-    return hashlib.sha256(dumps(parts)).hexdigest()
+    return hashlib.sha256(dumps(parts)).hexdigest()[:32]

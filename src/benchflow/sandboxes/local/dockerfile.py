@@ -10,9 +10,9 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from benchflow.contracts.errors import ImageBuildError
 
@@ -73,18 +73,20 @@ def parse(data: bytes) -> Dockerfile:
     logging.getLogger("dockerfile_parse").setLevel(logging.ERROR)
     source = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
     structure = DockerfileParser(fileobj=cast(IO[str], source), env_replace=False).structure
-    found: list[Instruction] = []
-    covered: set[int] = set()
-    for item in structure:
-        if item["instruction"] == "COMMENT":
-            continue
-        covered.update(range(item["startline"], item["endline"] + 1))
-        found.append(_instruction(item["instruction"], item["value"].strip(), item["startline"] + 1))
+    structure = [item for item in structure if item["instruction"] != "COMMENT"]
+    _check_stages([(item["instruction"], item["startline"] + 1) for item in structure])
+    _check_covered(lines, structure)
+    found = (
+        _instruction(item["instruction"], item["value"].strip(), item["startline"] + 1) for item in structure
+    )
+    return Dockerfile(tuple(found), escape)
+
+
+def _check_covered(lines: list[str], structure: Sequence[Mapping[str, Any]]) -> None:
+    covered = {line for item in structure for line in range(item["startline"], item["endline"] + 1)}
     for index, line in enumerate(lines):
         if index not in covered and line.strip() and not line.lstrip().startswith("#"):
             raise ImageBuildError(f"Dockerfile line {index + 1}: {line.strip()!r} has no arguments")
-    _check_stages(found)
-    return Dockerfile(tuple(found), escape)
 
 
 def _escape_character(text: str) -> str:
@@ -134,19 +136,19 @@ def _instruction(keyword: str, value: str, line: int) -> Instruction:
     return Instruction(keyword, value, line, flags)
 
 
-def _check_stages(found: list[Instruction]) -> None:
-    stages = [item for item in found if item.keyword == "FROM"]
+def _check_stages(found: list[tuple[str, int]]) -> None:
+    """``found`` are keywords with their lines."""
+    stages = [line for keyword, line in found if keyword == "FROM"]
     if not stages:
         raise ImageBuildError("the Dockerfile has no FROM")
     if len(stages) > 1:
         raise ImageBuildError(
-            f"Dockerfile line {stages[1].line}: a second FROM (multi-stage build) is not supported by the "
-            "local builder",
+            f"Dockerfile line {stages[1]}: a second FROM (multi-stage build) is not supported locally",
             fix=DOCKER_ADVICE,
         )
-    before = next(item for item in found if item.keyword not in ("ARG",))
-    if before.keyword != "FROM":
-        raise ImageBuildError(f"Dockerfile line {before.line}: {before.keyword} comes before FROM")
+    keyword, line = next(item for item in found if item[0] != "ARG")
+    if keyword != "FROM":
+        raise ImageBuildError(f"Dockerfile line {line}: {keyword} comes before FROM")
 
 
 def words(text: str, values: Mapping[str, str], escape: str = "\\") -> list[str]:

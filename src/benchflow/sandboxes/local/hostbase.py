@@ -63,12 +63,13 @@ def host_base(store: LayerStore) -> LocalImage:
     if not Path("/usr/bin").is_dir():
         raise PrerequisiteError("this machine has no /usr/bin to use as the host base", fix="import a base")
     binds = _binds()
-    name = "host-" + _signature(binds)
+    digest = _signature(binds)
+    name = f"host-{digest[:32]}"
     skeleton = store.built(name) or _make_skeleton(store, name, binds)
     empty = skeleton / "usr/local"  # in the skeleton it lies hidden below the bind of /usr
     ro = tuple((empty if source is None else source, target) for source, target in binds)
     return LocalImage(
-        digest=f"sha256:{name.removeprefix('host-')}",
+        digest=f"sha256:{digest}",
         base="host",
         rootfs=Rootfs("host", (skeleton,), Binds(ro)),
         env={"PATH": DEFAULT_PATH},

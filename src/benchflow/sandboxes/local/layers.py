@@ -37,6 +37,8 @@ from benchflow.sandboxes.local.merge import merge_onto
 
 FLATTEN_AT = 20
 """Layers above the base; deeper stacks make every failed lookup slower."""
+_MOUNT_OPTIONS = 3000
+"""Characters of layer paths; all of them must fit into one page of mount options."""
 _ORPHAN_AGE = 3600.0
 """Seconds after which an upper without an owner record was surely cut off at birth."""
 BUILT = "b-"
@@ -223,7 +225,10 @@ class LayerStore:
         longest = max(runs, key=len)
         if len(longest) < 2:
             return tuple(lowers)
-        name = "f" + hashlib.sha256("\0".join(layer.name for layer in longest).encode()).hexdigest()[:40]
+        name = "f" + hashlib.sha256("\0".join(layer.name for layer in longest).encode()).hexdigest()[:32]
+        known = longest[0].with_name(name)
+        if known.is_dir():
+            return tuple(layer for run in runs for layer in ((known,) if run is longest else run))
         scratch = self.new_upper(tmpfs=self._on_tmpfs(longest[0]), lowers=longest)
         try:
             for layer in longest:
@@ -239,9 +244,9 @@ class LayerStore:
 
     def extend(self, parent: LocalImage, layer: Path, *, owned: bool = True, **changes: Any) -> LocalImage:
         """Save and return the image ``parent`` + ``layer``, flattened when it gets deep."""
-        lowers = (*parent.rootfs.lowers, layer)
-        base, above = lowers[: parent.base_depth], lowers[parent.base_depth :]
-        if len(above) > FLATTEN_AT:
+        base = parent.rootfs.lowers[: parent.base_depth]
+        above = (*parent.rootfs.lowers[parent.base_depth :], layer)
+        if is_deep(above):
             above = self.flatten(above, owned=owned)
         rootfs = replace(parent.rootfs, lowers=base + above)
         owner = Owner.current() if owned else None
@@ -364,6 +369,11 @@ class LayerStore:
             if self._remove_foreign is None:
                 raise
             self._remove_foreign(path)
+
+
+def is_deep(layers: Sequence[Path]) -> bool:
+    """Whether layers above a base should be flattened."""
+    return len(layers) > FLATTEN_AT or sum(len(os.fsencode(layer)) + 10 for layer in layers) > _MOUNT_OPTIONS
 
 
 def store_root() -> Path:
