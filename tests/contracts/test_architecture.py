@@ -35,9 +35,8 @@ def test_the_whole_stays_small():
 
 
 def test_contracts_and_kernel_are_typed_strictly():
-    run = subprocess.run(
-        [str(Path(sys.executable).with_name("pyright"))], cwd=ROOT, capture_output=True, text=True
-    )
+    pyright = str(Path(sys.executable).with_name("pyright"))
+    run = subprocess.run([pyright, "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
 
 
