@@ -99,9 +99,9 @@ def remove_image(name: str) -> None:
 
 
 def _store():
-    from benchflow.sandboxes.local.layers import LayerStore, store_root
+    from benchflow.sandboxes.local.provider import LocalProvider
 
-    return LayerStore(store_root())
+    return LocalProvider().store
 
 
 def _age(seconds: object) -> str:
