@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -332,3 +332,9 @@ async def test_limits_in_force_are_told_and_hold(create: Create) -> None:
         assert "fork" in (bomb.out + bomb.err).lower()
     await sandbox.kill_processes()
     assert (await sandbox.exec("echo alive")).out == "alive\n"
+
+
+async def test_what_cannot_be_done_here_says_why(provider: SandboxProvider) -> None:
+    capabilities = provider.capabilities()
+    missing = [name for name, value in asdict(capabilities).items() if value is False]
+    assert [name for name in missing if not capabilities.why.get(name)] == []

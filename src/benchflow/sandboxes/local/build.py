@@ -109,10 +109,11 @@ class Builder:
 
     @asynccontextmanager
     async def locked(self, name: str) -> AsyncIterator[None]:
-        """Only one builder on this machine makes a given layer."""
+        """Only one builder on this machine makes a given layer. Names share 256 lock files; a
+        build holds one at a time, so sharing one can delay it but never block it for good."""
         folder = self.store.root / "locks"
         folder.mkdir(exist_ok=True)
-        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(folder / _hash(name)[:2], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
