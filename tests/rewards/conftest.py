@@ -55,6 +55,7 @@ class Lab:
         agent: str | None = None,
         root: str | None = None,
         solve: bool = False,
+        workspace: str = WORKSPACE,
         wrap: Callable[[Any], Any] = lambda sandbox: sandbox,
         **options: Any,
     ) -> Scored:
@@ -73,10 +74,10 @@ class Lab:
         )
         sandbox = await self.provider.create(image, spec)
         try:
-            baseline = await self.reward.baseline(task, sandbox, WORKSPACE)
+            baseline = await self.reward.baseline(task, sandbox, workspace)
             for user, script in (("agent", agent), (None, root)):
                 if script is not None:
-                    done = await sandbox.exec(dedent(script), user=user, cwd=WORKSPACE, timeout=60)
+                    done = await sandbox.exec(dedent(script), user=user, cwd=workspace, timeout=60)
                     assert done.ok, done.err
             if solve:
                 assert task.oracle is not None
@@ -92,7 +93,7 @@ class Lab:
                 provider=self.provider,
                 image=image,
                 logs=self.folder / f"{spec.name}-verifier",
-                workspace=WORKSPACE,
+                workspace=workspace,
                 agent_user=options.pop("agent_user", "agent"),
                 baseline=baseline,
                 **options,

@@ -105,6 +105,9 @@ TRICKS = {
         """
     ),
     "conftest.py": Trick(f"cat > conftest.py << 'END'\n{PASS_ALL}END\n"),
+    "large conftest.py": Trick(
+        f"cat > conftest.py << 'END'\n{PASS_ALL}END\nhead -c 3000000 /dev/zero | tr '\\0' '#' >> conftest.py"
+    ),
     "conftest.py by a link": Trick(f"cat > x.txt << 'END'\n{PASS_ALL}END\nln -s x.txt conftest.py\n"),
     "conftest.py in a folder with a line break": Trick(
         "mkdir 'a\nb'; mv tests 'a\nb/'; ln -s 'a\nb/tests' tests\n"

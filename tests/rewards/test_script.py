@@ -316,3 +316,15 @@ async def test_examples(lab, request, name, mode):
     idle = await lab.run(task, mode=mode)
     assert idle.reward is not None and idle.reward < 1
     assert idle.result.mode == mode
+
+
+async def test_the_root_folder_is_never_re_owned(lab, make_task):
+    """C64"""
+    task = make_task(
+        """\
+        #!/bin/sh
+        [ "$(pwd)" = / ] && [ "$(stat -c %U /home/agent/mine)" = agent ] && echo 1 > /logs/verifier/reward.txt
+        """
+    )
+    scored = await lab.run(task, workspace="/", agent="touch /home/agent/mine")
+    assert scored.reward == 1, scored.result

