@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import uvloop
 
 from benchflow.contracts.errors import PrerequisiteError, UsageError
 from benchflow.contracts.gateway import ModelSpec
@@ -120,3 +121,14 @@ async def test_a_missing_policy_file_is_a_usage_error(bench, tmp_path):
         await bench.open(f"scripted/{tmp_path}/nowhere.yaml")
     with pytest.raises(UsageError, match="provider/name"):
         await bench.gateway.probe(ModelSpec("just-a-name"))
+
+
+def test_it_runs_on_uvloop_too(open_bench, policy_file):
+    async def talk():
+        async with open_bench() as bench:
+            route = await bench.open(policy_file())
+            messages = await bench.converse(route)
+            totals = await route.close()
+            return messages[-1]["content"], totals.token_capture
+
+    assert uvloop.run(talk()) == ("finished", "tokens")
