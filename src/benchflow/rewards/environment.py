@@ -55,6 +55,8 @@ async def hardened_env(
     out of every search path."""
     searched = {key: _folders(base.get(key, "")) for key in ("PATH", *_PATHS)}
     asked = {folder for folders in searched.values() for folder in folders} - set(PATH.split(":"))
+    if agent_user is not None:  # a fresh sandbox holds the agent's files under another owner
+        asked = {folder for folder in asked if not f"{folder}/".startswith(f"{workspace.rstrip('/')}/")}
     trusted = await _trusted(sandbox, sorted(asked), agent_user, timeout) | set(PATH.split(":"))
     env = {key: value for key, value in base.items() if key not in _REMOVED and key not in _PATHS}
     for key in _PATHS:
