@@ -211,7 +211,7 @@ class RolloutCancelled(RolloutError):
 
 def model_failure(category: str, message: str) -> RolloutError:
     """The exception for a failure the gateway reports by category."""
-    for cls in (EndpointError, EndpointRejectedError, BudgetError, ContextLimitError):
+    for cls in (EndpointError, EndpointRejectedError, BudgetError, ContextLimitError, HostPressureError):
         if cls.category == category:
             return cls(message)
     return ModelError(message)

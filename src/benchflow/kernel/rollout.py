@@ -27,7 +27,6 @@ from benchflow.contracts.errors import (
     UsageError,
     model_failure,
 )
-from benchflow.contracts.gateway import ModelRoute
 from benchflow.contracts.records import Result
 from benchflow.contracts.reward import VerifyMode, VerifyRequest, VerifyResult
 from benchflow.contracts.sandbox import ModelDoor, Sandbox, SandboxImage, SandboxSpec
@@ -38,6 +37,7 @@ from benchflow.kernel.clock import Clock, utc_now
 from benchflow.kernel.env import resolve_env
 from benchflow.kernel.events import RolloutEvent
 from benchflow.kernel.files import RolloutFiles, rollout_folder
+from benchflow.kernel.models import ModelAccess
 from benchflow.kernel.planes import Planes, open_planes_for
 from benchflow.kernel.scenes import PlannedStep, compile_scenes
 from benchflow.kernel.tree import NodeReward, Step, Tree
@@ -62,7 +62,7 @@ class Rollout:
         self.result: Result | None = None
         self.sandbox: Sandbox | None = None
         self.image: SandboxImage | None = None
-        self.route: ModelRoute | None = None
+        self.models = ModelAccess()
         self.n_tool_calls = 0
         self.n_prompts = 0
         self.stop_reason: str | None = None
@@ -150,7 +150,7 @@ class Rollout:
             async with self.planes.image_gate:
                 self.image = await provider.prepare(requests.image_source(task, self.config))
         with self._phase("start", "sandbox_start"):
-            await self._open_route()
+            await self._open_routes()
             self.sandbox = await provider.create(self.image, self._spec(self.image))
             if self.config.hardening and not self.config.skip_verify:
                 self._baseline = await self.planes.reward.baseline(task, self.sandbox, self.workspace)
@@ -256,7 +256,8 @@ class Rollout:
 
     def _spec(self, image: SandboxImage) -> SandboxSpec:
         inside = any(agent.capabilities().runs_inside for agent in self._agents.values())
-        door = ModelDoor(self.route.socket, self.route.inside_port) if self.route and inside else None
+        route = self.models.door if inside else None
+        door = ModelDoor(route.socket, route.inside_port) if route else None
         return SandboxSpec(
             name=self.files.folder.name,
             job=self.config.job,
@@ -269,20 +270,15 @@ class Rollout:
             setup_timeout=self.config.sandbox_setup_timeout,
         )
 
-    async def _open_route(self) -> None:
-        role = next((r for r in self._roles() if r.model and self._speaks_to_models(r)), None)
-        if role is None or role.model is None:
-            return
-        if self.planes.gateway is None:
-            raise UsageError("a model was named but no gateway is running", fix="open planes with a gateway")
-        config = self.config
-        self.route = await self.planes.gateway.open_route(
-            self.files.folder.name,
-            requests.model_spec(config, role.model),
-            trajectory=self.files.calls,
+    async def _open_routes(self) -> None:
+        wanted = [role.model for role in self._roles() if role.model and self._speaks_to_models(role)]
+        await self.models.open(
+            self.planes.gateway,
+            wanted,
+            self.config,
+            rollout=self.files.folder.name,
+            calls=self.files.calls,
             task=self.task.name,
-            seed=config.seed,
-            trial=config.trial,
         )
 
     def _speaks_to_models(self, role: Role) -> bool:
@@ -294,7 +290,7 @@ class Rollout:
             yield from scene.roles
 
     def _context(self, role: Role, agent: Agent) -> SessionContext:
-        config = self.config
+        config, route = self.config, self.models.route(role.model)
         oracle = self.task.oracle if role.agent == "oracle" else None
         as_root = agent.capabilities().runs_as_root or config.sandbox_user is None
         env, secrets = resolve_env({**config.agent_env, **role.env}, f"agent {role.agent}")
@@ -304,12 +300,12 @@ class Rollout:
         return SessionContext(
             role=role.name,
             agent=role.agent,
-            model=self.route.model if self.route else role.model,
+            model=route.model if route else role.model,
             workspace=self.workspace,
             user=None if as_root else self._agent_user(),
             logs=self.files.folder / "agent",
             record=self._record,
-            route=self.route,
+            route=route,
             env=env,
             reasoning_effort=role.reasoning_effort,
             sampling=config.sampling,
@@ -332,8 +328,7 @@ class Rollout:
         """One prompt, one edge of the tree. The node is added also when the turn fails."""
         node_id, begin, started_at = self.tree.next_id(), time.monotonic(), utc_now()
         before = session.n_tool_calls
-        if self.route is not None:
-            self.route.set_node(node_id)
+        self.models.set_node(node_id)
         index, self.n_prompts = self.n_prompts, self.n_prompts + 1
         reason: str | None = None
         try:
@@ -354,9 +349,9 @@ class Rollout:
 
     def _raise_for_end(self, stopped: StopReason) -> None:
         """Turn an end that the model side caused into its error."""
-        failure = self.route.totals().failure if self.route else None
-        if failure is not None:
-            raise model_failure(*failure)
+        totals = self.models.totals()
+        if totals is not None and totals.failure is not None:
+            raise model_failure(*totals.failure)
         if stopped is StopReason.CONTEXT_LIMIT:
             raise ContextLimitError("the conversation no longer fits the model's context")
         if stopped is StopReason.BUDGET:
@@ -364,9 +359,8 @@ class Rollout:
 
     def _excused(self) -> float:
         """Seconds that do not count against the agent: only with the ``work`` clock."""
-        if self.route is None or self.config.timeout_clock != "work":
-            return 0.0
-        return self.route.totals().retry_wait_sec
+        totals = self.models.totals() if self.config.timeout_clock == "work" else None
+        return totals.retry_wait_sec if totals else 0.0
 
     async def _close_session(self, name: str) -> None:
         session = self._sessions.pop(name, None)
@@ -424,7 +418,7 @@ class Rollout:
                     self._note(error)
             if self.sandbox is not None:
                 await self.sandbox.teardown()
-        totals = await self.route.close() if self.route is not None else None
+        totals = await self.models.close()
         if self._files is not None:
             self.result = fold.result_record(self, self._clock, totals, self._closed_usage, self._agents)
             self._files.close(self.tree, self.result.timing)
@@ -467,7 +461,7 @@ class Rollout:
     def _emit(self, phase: str, *, reward: float | None = None, message: str | None = None) -> None:
         if self._on_event is None or self._task is None:
             return
-        totals = self.route.totals() if self.route else None
+        totals = self.models.totals()
         tokens = None
         if totals and totals.prompt_tokens is not None and totals.completion_tokens is not None:
             tokens = totals.prompt_tokens + totals.completion_tokens
