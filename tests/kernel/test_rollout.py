@@ -314,14 +314,14 @@ async def test_a_workspace_is_never_the_root(rollout, task):
 
 async def test_roles_may_speak_to_different_models(task, tmp_path):
     for name in ("first", "second"):
-        (tmp_path / f"{name}.yaml").write_text(f"turns:\n  - choices:\n      - say: I am {name}.\n")
+        (tmp_path / f"{name}.yaml").write_text(f"turns:\n  - say: I am {name}.\n  - say: Still {name}.\n")
     roles = [Role(name, "mini", f"scripted/{tmp_path / name}.yaml") for name in ("first", "second")]
     scene = Scene("s", roles, [Turn("first"), Turn("second"), Turn("first", "once more")])
     config = RolloutConfig(task_path=task, scenes=[scene], sandbox="local", rollout_dir=tmp_path / "r")
     result = await (await Rollout.create(config)).run()
     calls = list(read_lines(tmp_path / "r" / "trajectory" / "llm_trajectory.jsonl"))
     said = [call["response"]["body"]["choices"][0]["message"]["content"] for call in calls]
-    assert said == ["I am first.", "I am second.", "I am first."]
+    assert said == ["I am first.", "I am second.", "Still first."]
     assert [(call["index"], call["node_id"]) for call in calls] == [(0, "n1"), (1, "n2"), (2, "n3")]
     counted = result.agent_result
     assert counted.usage_source == "gateway" and counted.usage_details["calls"] == 3
