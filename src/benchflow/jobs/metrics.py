@@ -141,20 +141,16 @@ def pass_hat_k(scored: int, passed: int, k: int) -> float | None:
     return comb(passed, k) / comb(scored, k)
 
 
-def pass_tables(rows: Iterable[Row]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+def pass_tables(rows: Sequence[Row]) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """``pass@k`` and ``pass^k`` averaged over tasks, for k = 1, 2, 4, … and the most repeats.
 
     A task with fewer than k scored rollouts makes that k null: leaving it out would
     quietly report another set of tasks.
     """
-    total: Counter[str] = Counter()
-    scored: Counter[str] = Counter()
-    passed: Counter[str] = Counter()
-    for row in rows:
-        total[row.task] += 1
-        if row.reward is not None and not row.masked:
-            scored[row.task] += 1
-            passed[row.task] += row.kind == "passed"
+    judged = [row for row in rows if row.reward is not None and not row.masked]
+    total = Counter(row.task for row in rows)
+    scored = Counter(row.task for row in judged)
+    passed = Counter(row.task for row in judged if row.kind == "passed")
     most = max(total.values(), default=0)
     ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
     tables = [
