@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchflow.contracts.errors import BenchflowError, HostPressureError, PrerequisiteError, UsageError
+from benchflow.contracts.errors import (
+    BenchflowError,
+    HostPressureError,
+    PrerequisiteError,
+    SandboxStartError,
+    UsageError,
+)
 from benchflow.kernel.storage import read_json, write_json
 from benchflow.sandboxes.local.hostbase import DEFAULT_PATH, host_base, make_mount_points
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Rootfs, Upper
@@ -167,6 +173,8 @@ def remove_base(store: LayerStore, name: str) -> Base:
 def _fill(upper: Upper, source: Path, name: str, notes: list[str]) -> ImageConfig:
     try:
         return read_image(source, upper.upper, name, notes.append)
+    except SandboxStartError as error:
+        raise UsageError(f"cannot import {source}: {error.message}") from error
     except BenchflowError:
         raise
     except _DAMAGED as error:
