@@ -253,6 +253,21 @@ def test_an_upper_cut_off_at_birth_is_a_leftover_only_when_old(
     assert [item.name for item in store.leftovers()] == ["young"]
 
 
+def test_memory_of_a_deleted_store_is_freed_by_the_next_one(tmp_path: Path) -> None:
+    gone = LayerStore(tmp_path / "gone")
+    place = gone.tmpfs_root
+    if place is None:
+        pytest.skip("no tmpfs here")
+    live = gone.new_upper(tmpfs=True)
+    shutil.rmtree(gone.root)
+    for name, freed in (("first", False), ("second", True)):
+        made = LayerStore(tmp_path / name).tmpfs_root
+        assert made is not None
+        assert place.exists() != freed
+        shutil.rmtree(made)
+        gone.discard(live)
+
+
 def test_a_base_in_use_is_not_removed(store: LayerStore, image: LocalImage) -> None:
     base = image.rootfs.lowers[0]
     upper = store.new_upper(lowers=image.rootfs.lowers)

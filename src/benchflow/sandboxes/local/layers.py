@@ -14,12 +14,10 @@ name before it is complete, so a crash or a full disk leaves only scratch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 import stat
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +27,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchflow.contracts.errors import HostPressureError, SandboxStartError, UsageError
+from benchflow.contracts.errors import SandboxStartError, UsageError
 from benchflow.contracts.sandbox import SandboxImage
 from benchflow.kernel.ownership import Owner, state_dir
 from benchflow.kernel.storage import dumps, read_json, write_json
 from benchflow.sandboxes.local.merge import merge_onto
+from benchflow.sandboxes.local.trees import copy_tree, is_tmpfs, pressure, remove_tree
 
 FLATTEN_AT = 20
 """Layers above the base; deeper stacks make every failed lookup slower."""
@@ -143,7 +142,7 @@ class LayerStore:
         tag = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]
         place = _SHM / f"benchflow-{os.geteuid()}-{tag}"
         try:
-            if not _is_tmpfs(_SHM):
+            if not is_tmpfs(_SHM):
                 return None
             for folder in (place, place / "layers", place / "uppers"):
                 folder.mkdir(exist_ok=True, mode=0o700)
@@ -151,6 +150,9 @@ class LayerStore:
             if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
                 return None  # another user planted the name
             os.setxattr(place, "user.overlay.probe", b"y")  # tmpfs before Linux 6.6 cannot
+            if not (place / "store").is_symlink():
+                (place / "store").symlink_to(self.root.resolve())
+                _sweep_memory()
         except OSError:
             return None
         return place
@@ -172,7 +174,7 @@ class LayerStore:
             upper.upper.chmod(0o755)  # it becomes the sandbox's /, whatever the umask
             upper.work.mkdir()
         except OSError as error:
-            raise _pressure(error, root) from error
+            raise pressure(error, root) from error
         return upper
 
     def freeze(self, upper: Upper, *, name: str | None = None, owned: bool = True) -> Path:
@@ -238,7 +240,7 @@ class LayerStore:
             return tuple(lowers)
         except OSError as error:
             self.discard(scratch)
-            raise _pressure(error, scratch.root) from error
+            raise pressure(error, scratch.root) from error
         merged = self.freeze(scratch, name=name, owned=owned)
         return tuple(layer for run in runs for layer in ((merged,) if run is longest else run))
 
@@ -364,7 +366,7 @@ class LayerStore:
 
     def _remove_tree(self, path: Path) -> None:
         try:
-            _remove_tree(path)
+            remove_tree(path)
         except PermissionError:
             if self._remove_foreign is None:
                 raise
@@ -379,19 +381,6 @@ def is_deep(layers: Sequence[Path]) -> bool:
 def store_root() -> Path:
     """Where this user's layers, images, bases and build logs are."""
     return state_dir() / "local"
-
-
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy the contents of a directory with owners, modes, links, attributes and whiteouts,
-    sharing blocks where the file system can. ``target`` exists. Raises ``HostPressureError``
-    for a full disk, else ``SandboxStartError``."""
-    argv = ["cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target)]
-    done = subprocess.run(argv, capture_output=True, env={**os.environ, "LC_ALL": "C"}, check=False)
-    if done.returncode:
-        reason = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["cp failed"]
-        if "No space left" in reason[-1]:
-            raise HostPressureError(f"disk full while copying {source}", fix="free space, then run again")
-        raise SandboxStartError(f"cannot copy {source}: {reason[0]}")
 
 
 def _image_record(image: LocalImage) -> dict[str, Any]:
@@ -457,39 +446,19 @@ def _leftover(path: Path, kind: str, owner: Owner | None) -> Leftover:
     )
 
 
+def _sweep_memory() -> None:
+    """Free the memory of this user's stores that were deleted, as test runs leave them: their
+    own cleanup can never run again."""
+    for place in _SHM.glob(f"benchflow-{os.geteuid()}-*"):
+        link = place / "store"
+        if link.is_symlink() and not link.exists() and place.lstat().st_uid == os.geteuid():
+            uppers = [path / "owner.json" for path in (place / "uppers").glob("*")]
+            if not any(_lives(_read_owner(path)[0]) for path in uppers):
+                shutil.rmtree(place, ignore_errors=True)
+
+
 def _age(path: Path) -> float:
     try:
         return max(0.0, time.time() - path.lstat().st_ctime)
     except OSError:
         return 0.0
-
-
-def _remove_tree(path: Path) -> None:
-    """Overlay leaves its work folder with mode 000, and an agent may do the same to its own;
-    root passes, an ordinary owner opens them first."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        if path.exists():
-            raise
-    except PermissionError:
-        for folder, names, _ in os.walk(path):
-            for name in names:
-                inner = os.path.join(folder, name)
-                if not os.path.islink(inner):
-                    os.chmod(inner, 0o700)
-        shutil.rmtree(path)
-
-
-def _is_tmpfs(path: Path) -> bool:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split()[4] == str(path):
-            return rest.split()[0] == "tmpfs"
-    return False
-
-
-def _pressure(error: OSError, path: Path) -> OSError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HostPressureError(f"disk full while writing {path}", fix="free space, then run again")
-    return error

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from benchflow.contracts.errors import UsageError
-from benchflow.sandboxes.local.layers import copy_tree
 from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
+from benchflow.sandboxes.local.trees import copy_tree
 
 Note = Callable[[str], None]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
