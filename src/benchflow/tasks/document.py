@@ -28,11 +28,15 @@ def read_document(path: Path, file: str) -> tuple[ConfigSource, str]:
     return ConfigSource(file, data, places, strict=True), "".join(lines[end + 1 :])
 
 
+# libyaml's loader is ten times faster; PyYAML can be built without it.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def parse_yaml(text: str, file: str, *, first_line: int) -> tuple[dict[str, object], dict[Key, int]]:
     """A YAML mapping and the line of each key. Duplicate keys are refused."""
     places: dict[Key, int] = {}
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}
