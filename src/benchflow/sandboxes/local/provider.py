@@ -30,7 +30,7 @@ from benchflow.sandboxes.local.leases import leases
 from benchflow.sandboxes.local.network import make_network
 from benchflow.sandboxes.local.once import run_once
 from benchflow.sandboxes.local.sandbox import LocalSandbox
-from benchflow.sandboxes.local.userns import no_namespaces, user_namespace
+from benchflow.sandboxes.local.userns import no_namespaces, remove_tree, user_namespace
 
 DEFAULT_WORKDIR = "/app"
 _THREADS = 16
@@ -50,7 +50,7 @@ class LocalProvider:
 
     @cached_property
     def store(self) -> LayerStore:
-        return LayerStore(self._home / "local")
+        return LayerStore(self._home / "local", remove_foreign=remove_tree)
 
     @cached_property
     def builder(self) -> Builder:
@@ -68,7 +68,8 @@ class LocalProvider:
         }
         if not userns.multiple:
             why["multiple_users"] = userns.why
-            why["writable_system"] = "files of a base that belong to another uid cannot be changed"
+        if not root:
+            why["writable_system"] = "an ordinary user cannot change files of a base that are root's"
         for flag, controller in (("memory_limit", "memory"), ("cpu_limit", "cpu"), ("pids_limit", "pids")):
             if not groups.can(controller):
                 why[flag] = groups.why or f"the control group controller {controller!r} is not delegated"

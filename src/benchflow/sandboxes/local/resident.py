@@ -79,13 +79,14 @@ class Resident:
         self._process = process
         self._stderr = stderr
         self._helper = -1  # a pidfd: the helper is no child of this process
+        self._outer = os.pidfd_open(process.pid)
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
         self._sending = asyncio.Lock()
-        self._words = ""
         self._hello = self._new_call(0)
         self._loop.add_reader(channel.fileno(), self._on_readable)
+        self._loop.add_reader(self._outer, self._on_death, "its first process died")
 
     @classmethod
     async def start(
@@ -134,7 +135,8 @@ class Resident:
             resident = cls(name, ours, process, stderr)
             try:
                 async with asyncio.timeout(timeout):
-                    await loop.sock_recv(gate, 1)  # its end: bubblewrap is done, or dead
+                    with suppress(ConnectionError):
+                        await loop.sock_recv(gate, 1)  # its end: bubblewrap is done, or dead
                     groups = start.cgroup.member_files() if start.cgroup else []
                     first = _first_process(process.pid)
                     home.enter(first, theirs.fileno(), start.jail.open_network, groups, plan)
@@ -242,7 +244,7 @@ class Resident:
                 self._fail(str(error))
                 return
             if not data:
-                self._fail(self._words or self.explain() or "its helper died")
+                self._fail(self.explain() or "its helper died")
                 return
             self._on_reply(data, ancillary)
 
@@ -252,7 +254,7 @@ class Resident:
             if kind == socket.SCM_RIGHTS:
                 handed.frombytes(raw[: len(raw) - len(raw) % handed.itemsize])
             elif self._helper < 0:
-                self._helper = _pidfd(raw)
+                self._watch_helper(raw)
         sockets = [socket.socket(fileno=fd) for fd in handed]
         if len(data) < _REPLY.size:
             self._close_all(sockets)
@@ -261,7 +263,7 @@ class Resident:
         text = data[_REPLY.size :].decode("utf-8", "replace")
         call = self._calls.get(ident)
         if kind == FATAL:
-            self._words = text
+            self._fail(text)
         elif call is None:
             self._close_all(sockets)
         elif kind == STARTED:
@@ -278,6 +280,20 @@ class Resident:
             call.handed += sockets
             _settle(call.ended, (first, second, text))
 
+    def _watch_helper(self, credentials: bytes) -> None:
+        """Take a handle on the sender of the first message, by its ``struct ucred``. The
+        channel's end tells nothing of its death: supervisors hold the channel too."""
+        pid = struct.unpack("3i", credentials[:12])[0]
+        try:
+            self._helper = os.pidfd_open(pid)
+        except OSError:
+            return  # it is gone, and nobody else holds the channel yet
+        self._loop.add_reader(self._helper, self._on_death, "its helper died")
+
+    def _on_death(self, how: str) -> None:
+        self._on_readable()  # there may be last words
+        self._fail(self.explain() or how)
+
     @staticmethod
     def _close_all(sockets: list[socket.socket]) -> None:
         for item in sockets:
@@ -290,6 +306,9 @@ class Resident:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
+        self._loop.remove_reader(self._outer)
+        if self._helper >= 0:
+            self._loop.remove_reader(self._helper)
         self.kill()  # what runs on without its helper runs unseen
         for call in list(self._calls.values()):
             call.fail(SandboxLostError(self._lost_text()))
@@ -334,6 +353,7 @@ class Resident:
         if self._helper >= 0:
             select.select([self._helper], [], [], _GONE_TIMEOUT)
             os.close(self._helper)
+        os.close(self._outer)
         size = os.lseek(self._stderr, 0, os.SEEK_END)
         said = os.pread(self._stderr, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
         os.close(self._stderr)
@@ -352,15 +372,6 @@ async def finished(future: asyncio.Future[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return future.result()
-
-
-def _pidfd(credentials: bytes) -> int:
-    """A handle on the sender of a message, by its ``struct ucred``; -1 when it is gone."""
-    pid = struct.unpack("3i", credentials[:12])[0]
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return -1
 
 
 def _settle(future: asyncio.Future, value) -> None:

@@ -47,10 +47,14 @@ def idle_path() -> Path:
     return runtime_dir() / _IDLE
 
 
+def runtime_dir() -> Path:
+    """The runtime's folder below the state folder, made on first use."""
+    return _runtime_in(state_dir())
+
+
 @lru_cache(maxsize=4)
-def runtime_dir(home: Path | None = None) -> Path:
-    """The runtime's folder below ``home`` (the state folder), made on first use."""
-    place = (home or state_dir()) / "runtime" / _fingerprint()
+def _runtime_in(home: Path) -> Path:
+    place = home / "runtime" / _fingerprint()
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))

@@ -28,6 +28,11 @@ _HOLD = (
     "sys.exit(ctypes.get_errno()) if libc.unshare(0x10000000) else None\n"
     "sys.stdout.write('x');sys.stdout.flush();sys.stdin.read()\n"
 )
+_REMOVE = (
+    "import ctypes,os,shutil,sys\n"
+    "ctypes.CDLL(None).setns(int(sys.argv[1]),0) and sys.exit('cannot join the user namespace')\n"
+    "shutil.rmtree(sys.argv[2])\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,16 @@ def _make(_pid: int) -> UserNamespace:
         holder.stdin.close()
         holder.wait()
     return UserNamespace(fd, multiple, why)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a tree with files of the namespace's uids, which an ordinary user cannot touch
+    outside of it. Raises ``PermissionError`` with what was said."""
+    fd = user_namespace().fd
+    argv = [sys.executable, "-I", "-S", "-c", _REMOVE, str(fd), str(path)]
+    done = subprocess.run(argv, pass_fds=(fd,), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PermissionError(f"cannot remove {path}: {done.stderr.strip()[-300:]}")
 
 
 def _map_ids(pid: int) -> tuple[bool, str]:

@@ -408,6 +408,9 @@ class Helper:
         except Failure as error:
             self.reply(ERROR, ident, text=str(error).encode("utf-8", "surrogateescape"))
         except OSError as error:
+            if processes().get(1, (b"X",))[0] in (b"Z", b"X"):
+                self.reply(FATAL, 0, text=b"its first process died")
+                posix._exit(1)
             self.reply(ERROR, ident, text=f"{verb}: {error}".encode("utf-8", "surrogateescape"))
         finally:
             for fd in fds:
