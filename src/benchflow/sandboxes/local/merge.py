@@ -39,58 +39,67 @@ def make_opaque(directory: str | Path) -> None:
     os.setxattr(directory, "user.overlay.opaque", b"y", follow_symlinks=False)
 
 
-def merge_onto(layer: Path, target: Path) -> None:
+def merge_onto(layer: str | Path, target: str | Path) -> None:
     """Apply ``layer`` on the directory ``target``, as if stacked on it. Whiteouts and opaque
     marks stay, because layers below ``target`` may still need hiding. Files are hard links
     where the file system allows, as layers never change, and copies elsewhere."""
+    _merge(os.fspath(layer), os.fspath(target), fresh=False)
+
+
+def _merge(layer: str, target: str, *, fresh: bool) -> None:
+    """``fresh``: ``target`` is known to be empty, so nothing in it needs looking at."""
     if is_opaque(layer):
-        _empty(target)
+        if not fresh:
+            _empty(target)
         make_opaque(target)
     with os.scandir(layer) as items:
         for item in items:
-            _merge_entry(Path(item.path), target / item.name, item.stat(follow_symlinks=False))
+            place = f"{target}/{item.name}"
+            below = None if fresh else _status(place)
+            if item.is_dir(follow_symlinks=False):
+                _merge_directory(item.path, place, below)
+                continue
+            if below is not None:
+                _remove(place, below)
+            _link_or_copy(item.path, place)
     _copy_metadata(layer, target)
 
 
-def _merge_entry(source: Path, target: Path, status: os.stat_result) -> None:
-    try:
-        below = os.lstat(target)
-    except FileNotFoundError:
-        below = None
-    if not stat.S_ISDIR(status.st_mode):
-        if below is not None:
-            _remove(target, below)
-        _link_or_copy(source, target, status)
-        return
-    if below is None or not stat.S_ISDIR(below.st_mode):
+def _merge_directory(source: str, target: str, below: os.stat_result | None) -> None:
+    exists = below is not None and stat.S_ISDIR(below.st_mode)
+    if not exists:
         if below is not None:
             os.unlink(target)
         os.mkdir(target)
         if below is not None:
             make_opaque(target)  # what stood here also hid the layers below
-    merge_onto(source, target)
+    _merge(source, target, fresh=not exists)
 
 
-def _link_or_copy(source: Path, target: Path, status: os.stat_result) -> None:
-    if is_whiteout(source, status):
-        make_whiteout(target)
-        return
+def _link_or_copy(source: str, target: str) -> None:
+    """A whiteout is linked like any file: its kind, or its attribute, is the inode's."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
-        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            shutil.copy2(source, target, follow_symlinks=False)
-            os.chown(target, status.st_uid, status.st_gid, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                os.chmod(target, stat.S_IMODE(status.st_mode))  # chown drops set-id bits
-        elif stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
-            os.mknod(target, status.st_mode)
-            os.chown(target, status.st_uid, status.st_gid)
+        _copy(source, target, os.lstat(source))
 
 
-def _copy_metadata(source: Path, target: Path) -> None:
+def _copy(source: str, target: str, status: os.stat_result) -> None:
+    if is_whiteout(source, status):
+        make_whiteout(target)
+    elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+        shutil.copy2(source, target, follow_symlinks=False)
+        os.chown(target, status.st_uid, status.st_gid, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            os.chmod(target, stat.S_IMODE(status.st_mode))  # chown drops set-id bits
+    elif stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+        os.mknod(target, status.st_mode)
+        os.chown(target, status.st_uid, status.st_gid)
+
+
+def _copy_metadata(source: str, target: str) -> None:
     status = os.lstat(source)
     ours = os.lstat(target)
     if (ours.st_uid, ours.st_gid) != (status.st_uid, status.st_gid):
@@ -102,13 +111,20 @@ def _copy_metadata(source: Path, target: Path) -> None:
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _empty(directory: Path) -> None:
+def _empty(directory: str) -> None:
     with os.scandir(directory) as items:
         for item in items:
-            _remove(Path(item.path), item.stat(follow_symlinks=False))
+            _remove(item.path, item.stat(follow_symlinks=False))
 
 
-def _remove(path: Path, status: os.stat_result) -> None:
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: str, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         shutil.rmtree(path)
     else:
