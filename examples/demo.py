@@ -13,6 +13,7 @@ import benchflow as bf
 
 HERE = Path(__file__).parent
 JOBS = Path("jobs/demo")
+GROUP = JOBS / "mini"
 
 
 async def main() -> None:
@@ -31,17 +32,17 @@ async def main() -> None:
     result = await evaluation.run()
 
     print("\nWhat a trainer receives:\n")
-    async for row in bf.stream_rollouts(result.path, follow=False, group_size=4):
+    async for row in bf.stream_rollouts(GROUP, follow=False, group_size=4):
         reward, advantage = row["reward"], row["advantage"]
         tokens = sum(len(segment["completion_ids"]) for segment in row["segments"])
         print(f"  {row['rollout']}  reward {reward:.3f}  advantage {advantage:+.3f}  {tokens} tokens in segments")
 
     print(f"""
-Files: {result.path}
+Files: {GROUP}
   each rollout has result.json, its exact tokens in trajectory/llm_trajectory.jsonl and the verifier's output
 
 Next:
-  bench train convert {result.path} --out train/demo.jsonl --group-advantage grpo
+  bench train convert {GROUP} --out train/demo.jsonl --group-advantage grpo
   bench eval metrics {JOBS}
   bench run examples/tasks -a oracle --sandbox local -j 4
   (`bench` lives in .venv/bin; the pages under docs/ start with docs/quickstart.md)""")
