@@ -345,13 +345,11 @@ class Resident:
         if self._stderr < 0:
             return ""
         self.kill()
-        try:
-            self._process.wait(_GONE_TIMEOUT)
-        except subprocess.TimeoutExpired:
+        if not _ended(self._outer):
             self._process.kill()
-            self._process.wait()
+        self._process.wait()
         if self._helper >= 0:
-            select.select([self._helper], [], [], _GONE_TIMEOUT)
+            _ended(self._helper)
             os.close(self._helper)
         os.close(self._outer)
         size = os.lseek(self._stderr, 0, os.SEEK_END)
@@ -359,6 +357,13 @@ class Resident:
         os.close(self._stderr)
         self._stderr = self._helper = -1
         return said.decode("utf-8", "replace").strip()
+
+
+def _ended(pidfd: int) -> bool:
+    """Wait for a process to end. (``Popen.wait`` with a timeout would poll.)"""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(_GONE_TIMEOUT * 1000))
 
 
 async def finished(future: asyncio.Future[T]) -> T:

@@ -243,11 +243,14 @@ class Supervisor:
         try:
             try:
                 prctl(PR_SET_CHILD_SUBREAPER, 1)
+                begun, beginning = posix.pipe()  # closed by the exec
                 self.command = posix.fork()
                 if self.command == 0:
                     start()
-                for fd in (0, 1, 2):
+                for fd in (0, 1, 2, beginning):
                     posix.close(fd)
+                posix.read(begun, 1)
+                posix.close(begun)
                 self.send(STARTED, self.command)
                 Supervisor.armed = True
                 if Supervisor.asked:
@@ -298,13 +301,14 @@ def place_stdio(fds):
 
 
 def run_command(argv, cwd, low, high, user, bare):
-    """Replace this process by the command; says on stderr why when it cannot."""
+    """Replace this process by the command; say on stderr why when it cannot. ``user`` is
+    what ``find_user`` found."""
     posix.setsid()
     for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGCHLD):
         _signal.signal(number, 0)
     code = 126
     try:
-        uid, gid, groups, name, home = find_user(user)
+        uid, gid, groups, name, home = user
         env = dict(low)
         if not bare:
             env.update(HOME=home, USER=name, LOGNAME=name)
@@ -450,9 +454,9 @@ class Helper:
         self.reply(READY, 0, uid, gid, home.encode())
 
     def do_exec(self, ident, fds, has_stdin, argv, cwd, low, high, user, bare):
-        find_user(user)
+        found = find_user(user)
         stdio = fds if has_stdin else [None, *fds]
-        self.supervise(ident, stdio, lambda: run_command(argv, cwd, low, high, user, bare))
+        self.supervise(ident, stdio, lambda: run_command(argv, cwd, low, high, found, bare))
 
     def do_pack(self, ident, fds, path):
         self.supervise(ident, [None, *fds], lambda: transfer("pack", path))

@@ -89,8 +89,23 @@ def enter(channel, namespaces, groups, plan, kept, program):
     helper.main(channel, plan)
 
 
+def serve_one(socket, taken, kept, program):
+    """Wait for a request, let the nursery go on, and become the helper that was asked for."""
+    data, ancillary, *_ = socket.recvmsg(1 << 16, 512, 0x40000000)  # MSG_CMSG_CLOEXEC
+    posix.write(taken, b"1" if data else b"0")
+    if not data:
+        posix._exit(0)
+    fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]
+    try:
+        groups, plan = marshal.loads(data)
+        enter(fds[0], fds[1:], groups, plan, kept, program)
+    except BaseException as error:  # it ends here; the engine reads why
+        posix.write(fds[0], helper.pack_reply(helper.FATAL, 0, text=repr(error).encode()))
+    posix._exit(1)
+
+
 def main(channel):
-    """Serve requests of the engine until it is gone."""
+    """Keep one child ready for the next request until the engine is gone."""
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     # A namespace ends only when the last of its dead is buried. Those whose helper has died
     # come here, and the kernel buries the children of who ignores them.
@@ -102,16 +117,11 @@ def main(channel):
     gc.freeze()  # collections would touch, and so copy, the pages that helpers share
     socket.send(b"ready")
     while True:
-        data, ancillary, *_ = socket.recvmsg(1 << 16, 512, 0x40000000)
-        if not data:
-            posix._exit(0)
-        fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]
+        news, taken = posix.pipe()
         if posix.fork() == 0:
-            try:
-                groups, plan = marshal.loads(data)
-                enter(fds[0], fds[1:], groups, plan, kept, program)
-            except BaseException as error:  # it ends here; the engine reads why
-                posix.write(fds[0], helper.pack_reply(helper.FATAL, 0, text=repr(error).encode()))
-            posix._exit(1)
-        for fd in fds:
-            posix.close(fd)
+            posix.close(news)
+            serve_one(socket, taken, kept, program)
+        posix.close(taken)
+        if posix.read(news, 1) == b"0":
+            posix._exit(0)
+        posix.close(news)
