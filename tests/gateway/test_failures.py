@@ -11,6 +11,9 @@ from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.gateway import ModelSpec
 from benchflow.gateway import failures
 from benchflow.gateway.exchange import Patience
+from benchflow.gateway.probe import probe_endpoint
+from benchflow.gateway.providers import resolve
+from benchflow.gateway.upstream import Breaker, Guard, HttpUpstream, open_client
 
 HELLO = [{"role": "user", "content": "hi"}]
 MORE = [*HELLO, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
@@ -245,6 +248,30 @@ async def test_the_probe_names_an_endpoint_that_refuses(bench, refused, openai):
     openai.reply({"error": {"message": "model x is not served"}}, status=404)
     with pytest.raises(PrerequisiteError, match="model x is not served"):
         await bench.gateway.probe(ModelSpec("vllm/x", policy_url=openai.url))
+
+
+async def test_the_probe_does_not_wait_for_a_silent_endpoint(flaky):
+    asked = asyncio.Event()
+
+    async def silent(_: web.Request) -> web.StreamResponse:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    flaky.answers.append(silent)
+    target = resolve(ModelSpec("vllm/m", policy_url=flaky.url), {})
+    async with open_client(900) as client:
+        upstream = HttpUpstream(target, Guard(Breaker(1)), client)
+        with pytest.raises(PrerequisiteError, match=r"answered none within 0\.2 s"):
+            await probe_endpoint(upstream, client, patience=0.2)
+    assert asked.is_set()
+
+
+@pytest.mark.parametrize("body", [{"usage": {}}, {"choices": []}, [1], "text"])
+async def test_the_probe_wants_a_completion(bench, flaky, body):
+    flaky.reply(body)
+    with pytest.raises(PrerequisiteError, match="does not answer like a model server"):
+        await bench.gateway.probe(ModelSpec("vllm/m", policy_url=flaky.url))
 
 
 def test_retry_after_is_read_as_seconds_or_as_a_date():

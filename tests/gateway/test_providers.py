@@ -49,6 +49,13 @@ def test_an_unknown_provider_lists_the_known_ones():
         resolve(ModelSpec("nobody/m"), {})
 
 
-def test_a_url_that_is_none_is_refused():
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000", "ftp://host/v1", "http://", "http://:8000/v1", "http://h:99999/v1", "http://h:x"),
+        *("http://h:0/v1", "http://[::1/v1", "http://h/v1 x"),
+    ],
+)
+def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(UsageError, match="not an http"):
-        resolve(ModelSpec("vllm/m", policy_url="localhost:8000"), {})
+        resolve(ModelSpec("vllm/m", policy_url=url), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,19 @@ from benchflow.gateway.upstream import Submission, Unreachable, Upstream, served
 
 _QUESTION = [{"role": "user", "content": "Say one word."}]
 _SMALLEST_GAP = 1e-3
+PATIENCE = 60.0
+"""Seconds for one word: a server that is still silent then would let every rollout time out."""
 
 
-async def probe_endpoint(upstream: Upstream, client: aiohttp.ClientSession) -> Mapping[str, object]:
+async def probe_endpoint(
+    upstream: Upstream, client: aiohttp.ClientSession, patience: float = PATIENCE
+) -> Mapping[str, object]:
     """``{"endpoint", "provider", "model", "level", "logprobs_mode", "policy_version"}``.
 
     ``level`` is tokens, logprobs or text. ``logprobs_mode`` is ``processed`` when the values follow
     the temperature (what a trainer needs), ``raw`` when they do not, ``unknown`` when the endpoint
-    does not show it. Raises ``PrerequisiteError`` when the endpoint refuses.
+    does not show it. Raises ``PrerequisiteError`` when the endpoint refuses, is silent for ``patience``
+    seconds, or answers with anything but a completion.
     """
     target = upstream.target
     facts: dict[str, object] = {
@@ -37,17 +43,19 @@ async def probe_endpoint(upstream: Upstream, client: aiohttp.ClientSession) -> M
     await served_models(client, target)
     if not target.policy:
         return facts
-    reply, headers = await _ask(upstream, 1.0)
+    reply, headers = await _ask(upstream, 1.0, patience)
     capture = tokens.read(target.provider, reply)
     facts["policy_version"] = headers.get("x-policy-version") or reply.get("policy_version")
     if "logprobs" not in capture["unavailable"]:
         facts["level"] = "tokens" if tokens.exact(capture) else "logprobs"
-        warmer, _ = await _ask(upstream, 2.0)
+        warmer, _ = await _ask(upstream, 2.0, patience)
         facts["logprobs_mode"] = _mode(_gap(reply), _gap(warmer))
     return facts
 
 
-async def _ask(upstream: Upstream, temperature: float) -> tuple[dict[str, Any], Mapping[str, str]]:
+async def _ask(
+    upstream: Upstream, temperature: float, patience: float
+) -> tuple[dict[str, Any], Mapping[str, str]]:
     body: dict[str, Any] = {
         "model": upstream.model,
         "messages": _QUESTION,
@@ -59,8 +67,16 @@ async def _ask(upstream: Upstream, temperature: float) -> tuple[dict[str, Any], 
     body["top_logprobs"] = 2
     where = upstream.target.base_url
     try:
-        async with upstream.send(Submission(wire.dumps(body), "probe", 0)) as answer:
+        async with (
+            asyncio.timeout(patience),
+            upstream.send(Submission(wire.dumps(body), "probe", 0)) as answer,
+        ):
             raw = await answer.read()
+    except TimeoutError:
+        raise PrerequisiteError(
+            f"the model endpoint {where} takes calls but answered none within {patience:g} s",
+            fix="wait until the model is loaded, or look at the server's log",
+        ) from None
     except Unreachable as error:
         raise PrerequisiteError(
             f"the model endpoint {where} does not answer: {error}",
@@ -76,7 +92,7 @@ async def _ask(upstream: Upstream, temperature: float) -> tuple[dict[str, Any], 
         reply = wire.loads(raw)
     except wire.BadJson:
         reply = None
-    if not isinstance(reply, dict):
+    if not isinstance(reply, dict) or not reply.get("choices"):
         raise PrerequisiteError(f"{where} does not answer like a model server", fix="check --policy-url")
     return reply, answer.headers
 

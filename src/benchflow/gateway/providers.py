@@ -111,11 +111,21 @@ def _base_url(spec: ModelSpec, known: Provider, provider: str, prefix: str, env:
             f"provider {provider!r} for model {spec.model!r} needs its base URL",
             fix=f"export {variables[0]}=…" + (" or pass --policy-url" if known.policy else ""),
         )
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"{url!r} is not an http(s) URL", fix="for example http://127.0.0.1:8000/v1")
     url = url.rstrip("/")
-    return url if parts.path.strip("/") else f"{url}/v1"
+    return url if _path(url) else f"{url}/v1"
+
+
+def _path(url: str) -> str:
+    """The path of an http(s) URL; raises ``UsageError`` for what is none."""
+    example = "for example http://127.0.0.1:8000/v1"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:  # a port that is no port, an address cut short
+        raise UsageError(f"{url!r} is not an http(s) URL: {error}", fix=example) from None
+    if not sound or re.search(r"\s", url):
+        raise UsageError(f"{url!r} is not an http(s) URL", fix=example)
+    return parts.path
 
 
 def _known() -> str:
