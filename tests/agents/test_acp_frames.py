@@ -20,7 +20,7 @@ frames = st.fixed_dictionaries(
 )
 
 
-@given(frames, st.booleans(), st.text(alphabet=st.characters(exclude_characters="{\n")))
+@given(frames, st.booleans(), st.text(alphabet=st.characters(codec="utf-8", exclude_characters="{\n")))
 def test_a_frame_is_read_back_however_it_is_written(frame, ascii_only, banner):
     line = json.dumps(frame, ensure_ascii=ascii_only).encode() + b"\r\n"
     assert parse(line) == frame

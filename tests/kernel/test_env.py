@@ -44,3 +44,22 @@ def test_what_looks_secret(name, value, secret):
 )
 def test_text_without_references_is_untouched(template):
     assert resolve_env(template, "x", {})[0] == template
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("AWS", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", True),
+        ("DB_PASS", "hunter", True),
+        ("X", "correct horse battery", True),
+        ("DATABASE", "postgres://app:hunter2@db/main", True),
+        ("LEVEL", "high", False),
+        ("MODE", "production", False),
+        ("PORT", "8080", False),
+        ("SCRIPT", "/data/scripts/play.yaml", False),
+        ("BASE_URL", "https://example.invalid/v1", False),
+    ],
+)
+def test_what_the_user_gives_is_secret_unless_it_is_ordinary(name, value, secret):
+    """C54: masked by value, without masking ordinary words everywhere."""
+    assert (value in resolve_env({name: value}, "--agent-env", given=True)[1]) is secret

@@ -4,8 +4,9 @@ import base64
 import json
 import math
 import os
+import re
 import subprocess
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,7 @@ def test_a_full_disk_is_one_clear_error_and_no_half_file(tmp_path):
         base64.b64encode(SECRET.encode()).decode(),
         base64.b64encode(b"user:" + SECRET.encode()).decode(),
         base64.b64encode(b"x" + SECRET.encode() + b"tail").decode(),
+        json.dumps(json.dumps({"k": SECRET})),
     ],
 )
 def test_a_secret_is_masked_in_every_form(leak):
@@ -109,6 +111,57 @@ def test_escaped_secrets_and_short_words():
     quoted = 'quo"ted\\secret'
     assert quoted not in json.loads(Redactor([quoted])(dumps({"v": quoted})))["v"]
     assert Redactor(["on", "yes", "app"]).text("on yes app") == "on yes app"
+
+
+AWKWARD = 'q"uo\\te/+ üs é0123456789'
+"""Every encoding spells this one differently."""
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        json.dumps(AWKWARD)[1:-1],
+        json.dumps(json.dumps(json.dumps(AWKWARD))),
+        json.dumps(json.dumps(AWKWARD, ensure_ascii=False), ensure_ascii=False),
+        quote(AWKWARD),
+        quote(AWKWARD, safe=""),
+        quote_plus(AWKWARD),
+        base64.b64encode(b"u:" + AWKWARD.encode()).decode(),
+    ],
+)
+def test_a_secret_with_quotes_slashes_and_spaces_is_masked_in_every_form(leak):
+    """C54"""
+    masked = Redactor([AWKWARD]).text(leak)
+    assert MASK in masked and "0123456789" not in masked and leak[6:20] not in masked
+
+
+@pytest.mark.parametrize("before", range(0, 90, 7))
+def test_base64_with_line_breaks_is_masked_whole(before):
+    """C54: ``env | base64`` breaks its lines anywhere, and a record escapes the breaks."""
+    secret = "Zx9Yw8Vu7Ts6Rq5Po4Nm3-Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8Qr9-St0Uv1Wx2Yz3Ab4Cd5Ef6Gh7"
+    text = base64.encodebytes(b"a" * before + secret.encode() + b"b" * 40)
+    plain = text.replace(b"\n", b"")
+    core = plain[-(-before // 3) * 4 : (before + len(secret)) // 3 * 4]
+    assert core in plain
+    for leak in (text, dumps(text.decode()), dumps(dumps(text.decode()).decode())):
+        masked = Redactor([secret])(leak)
+        assert MASK.encode() in masked
+        left = re.sub(rb"\n|\\+n", b"", masked)
+        assert [core[at : at + 9] for at in range(len(core) - 8) if core[at : at + 9] in left] == []
+
+
+def test_each_line_of_a_key_file_is_masked():
+    key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\nSWNlIGNyZWFtIGlzIGdv\n-----END KEY-----\n"
+    assert Redactor([key]).text("x SWNlIGNyZWFtIGlzIGdv y") == f"x {MASK} y"
+    assert Redactor([key]).text("-----END KEY-----") == "-----END KEY-----"
+
+
+@given(st.text(min_size=6), st.data())
+def test_the_beginning_of_a_secret_is_known_as_such(secret, data):
+    raw = secret.encode()
+    cut = data.draw(st.integers(1, len(raw) - 1))
+    assert Redactor([secret]).may_go_on(b"before " + raw[:cut])
+    assert not Redactor().may_go_on(raw)
 
 
 def test_a_secret_inside_a_longer_one_leaves_no_tail():

@@ -149,7 +149,7 @@ async def open_checked(config: EvaluationConfig, checked: Checked) -> tuple[Plan
     needs_model = checked.agent.capabilities().needs_model
     planes = await open_planes(checked.sandbox, with_gateway=needs_model)
     try:
-        _, secrets = resolve_env(config.agent_env, "--agent-env")
+        _, secrets = resolve_env(config.agent_env, "--agent-env", given=True)
         planes.redact.add(*secrets)
         await planes.provider.preflight()
         probe = dict(await planes.gateway.probe(model_spec(config))) if planes.gateway else None

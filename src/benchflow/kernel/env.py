@@ -9,17 +9,25 @@ from collections.abc import Mapping
 from benchflow.contracts.errors import UsageError
 
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SESSION", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|PRIVATE|SESSION", re.IGNORECASE)
+
+
+_ORDINARY = re.compile(
+    r"[A-Za-z]{1,15}|[-+.\d]{1,11}|.{1,7}"  # a word, a number, anything short
+    r"|(?:~|\.{1,2})?/[\w.@/-]*|https?://[^@\s?]*",  # a path, a URL without userinfo or query
+    re.DOTALL,
+)
 
 
 def resolve_env(
-    template: Mapping[str, str], where: str, host: Mapping[str, str] | None = None
+    template: Mapping[str, str], where: str, host: Mapping[str, str] | None = None, *, given: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Fill ``${VAR}`` and ``${VAR:-default}`` from the host's environment.
 
     Returns the values and those among them that must be masked in every file: what came
-    from the host, and what has a name or a look of a credential. Raises ``UsageError``
-    naming each variable that is not set.
+    from the host, and what has a name or a look of a credential; with ``given``, for values
+    that the user handed over, all but ordinary words, numbers and places. Raises
+    ``UsageError`` naming each variable that is not set.
     """
     source = os.environ if host is None else host
     values: dict[str, str] = {}
@@ -41,7 +49,7 @@ def resolve_env(
 
         values[key] = _REFERENCE.sub(fill, text)
         secrets.extend(from_host)
-        if looks_secret(key, values[key]):
+        if looks_secret(key, values[key]) or (given and not _ORDINARY.fullmatch(values[key])):
             secrets.append(values[key])
     if missing:
         names = ", ".join(sorted(set(missing)))

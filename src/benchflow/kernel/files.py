@@ -12,6 +12,7 @@ from benchflow.contracts.records import Result, RewardLine, Timing
 from benchflow.contracts.reward import VerifyResult
 from benchflow.contracts.task import Task
 from benchflow.kernel.clock import utc_now
+from benchflow.kernel.session_log import SessionLog
 from benchflow.kernel.storage import LineWriter, Redactor, write_json
 from benchflow.kernel.tree import Tree
 
@@ -27,7 +28,7 @@ class RolloutFiles:
         self._redact = redact
         for name in FOLDERS:
             (folder / name).mkdir(parents=True, exist_ok=True)
-        self._events = LineWriter(folder / "trajectory" / "acp_trajectory.jsonl", redact)
+        self._events = SessionLog(folder / "trajectory" / "acp_trajectory.jsonl", redact)
         self._rewards = LineWriter(folder / "rewards.jsonl", redact)
         self._seq = 0
 

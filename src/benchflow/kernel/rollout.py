@@ -293,7 +293,7 @@ class Rollout:
         config, route = self.config, self.models.route(role.model)
         oracle = self.task.oracle if role.agent == "oracle" else None
         as_root = agent.capabilities().runs_as_root or config.sandbox_user is None
-        env, secrets = resolve_env({**config.agent_env, **role.env}, f"agent {role.agent}")
+        env, secrets = resolve_env({**config.agent_env, **role.env}, f"agent {role.agent}", given=True)
         self.planes.redact.add(*secrets)
         oracle_env, oracle_secrets = resolve_env(oracle.env if oracle else {}, "the oracle")
         self.planes.redact.add(*oracle_secrets)
@@ -421,12 +421,19 @@ class Rollout:
         totals = await self.models.close()
         if self._files is not None:
             self.result = fold.result_record(self, self._clock, totals, self._closed_usage, self._agents)
+            self._mask_errors(self.result)
             self._files.close(self.tree, self.result.timing)
             self._files.result(self.result)
             self._emit("done", reward=self.result.reward)
         if self._owns_planes:
             await self.planes.close()
         return self.result
+
+    def _mask_errors(self, result: Result) -> None:
+        """Files are masked as they are written; these words are also printed."""
+        redact = self.planes.redact
+        result.error = redact.text(result.error) if result.error else None
+        result.verifier_error = redact.text(result.verifier_error) if result.verifier_error else None
 
     def _note(self, error: BenchflowError) -> None:
         if self.error is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import json
 import os
 import re
 import tempfile
@@ -16,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import orjson
 
@@ -25,6 +26,7 @@ from benchflow.contracts.errors import HostPressureError
 MASK = "[REDACTED]"
 _MIN_SECRET = 6
 """Shorter values would mask ordinary words."""
+_MIN_LINE = 12
 
 _TOKEN_SHAPES = re.compile(
     rb"(?:sk-ant-|sk-proj-|sk-or-|sk-|dtn_|gsk_|xai-|hf_|ghp_|gho_|ghs_|github_pat_|glpat-|AIza|AKIA|ASIA|xox[abpr]-|ya29\.)"
@@ -38,10 +40,18 @@ _TOKEN_STARTS = (
 
 
 class Redactor:
-    """Masks secret values in bytes about to be written. Add values before they can leak."""
+    """Masks secret values in bytes about to be written. Add values before they can leak.
+
+    A value is found raw, JSON-escaped up to three times (a tool's JSON inside a message inside
+    a record), percent-encoded, and in base64 at any alignment, also where ``base64`` breaks
+    its lines. Of a value of several lines each long line counts.
+    """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._needles: list[bytes] = []
+        self._wrapped: dict[bytes, re.Pattern[bytes]] = {}
+        self._starts: frozenset[bytes] = frozenset()
+        self._longest = 0
         self.add(*secrets)
 
     def add(self, *secrets: str) -> None:
@@ -49,22 +59,49 @@ class Redactor:
         for secret in secrets:
             if len(secret) < _MIN_SECRET:
                 continue
-            raw = secret.encode("utf-8", "surrogatepass")
-            forms |= {raw, orjson.dumps(secret)[1:-1], quote(secret, safe="").encode()}
-            forms |= _base64_cores(raw)
+            lines = [line for line in secret.splitlines() if len(line) >= _MIN_LINE and line[:3] != "---"]
+            for value in {secret, *lines}:
+                forms |= _spellings(value)
+                cores = _base64_cores(value.encode("utf-8", "surrogatepass"))
+                forms |= cores
+                self._wrapped |= {probe: _across_lines(core) for core in cores for probe in _probes(core)}
+        if len(forms) == len(self._needles):
+            return
         # Longest first: a short secret inside a long one must not leave the long one's tail.
         self._needles = sorted(forms, key=len, reverse=True)
+        self._starts = frozenset(form[:n] for form in forms for n in range(1, len(form)))
+        self._longest = len(self._needles[0])
 
     def __call__(self, data: bytes) -> bytes:
         for needle in self._needles:
             if needle in data:
                 data = data.replace(needle, MASK.encode())
+        for probe, pattern in self._wrapped.items():
+            if probe in data:
+                data = pattern.sub(MASK.encode(), data)
         if any(start in data for start in _TOKEN_STARTS):
             data = _TOKEN_SHAPES.sub(MASK.encode(), data)
         return data
 
     def text(self, value: str) -> str:
         return self(value.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+
+    def may_go_on(self, data: bytes) -> bool:
+        """True when ``data`` ends with the beginning of a secret: what follows may complete it."""
+        most = min(len(data), self._longest - 1)
+        return any(data[-n:] in self._starts for n in range(1, most + 1))
+
+
+def _spellings(value: str) -> set[bytes]:
+    """``value`` as text, in JSON and in URLs."""
+    raw = value.encode("utf-8", "surrogatepass")
+    forms = {raw, quote(raw, safe="").encode(), quote(raw).encode(), quote_plus(raw).encode()}
+    for ascii_only in (False, True):
+        text = value
+        for _ in range(3):
+            text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+            forms.add(text.encode("utf-8", "surrogatepass"))
+    return forms
 
 
 def _base64_cores(raw: bytes) -> set[bytes]:
@@ -79,6 +116,17 @@ def _base64_cores(raw: bytes) -> set[bytes]:
         if len(core) >= 8:
             cores |= {core, core.translate(bytes.maketrans(b"+/", b"-_"))}
     return cores
+
+
+def _probes(core: bytes) -> tuple[bytes, ...]:
+    """Pieces of which a single line break leaves one whole."""
+    half = min(len(core) // 2, 16)
+    return (core[:half], core[half : 2 * half]) if half >= 8 else ()
+
+
+def _across_lines(core: bytes) -> re.Pattern[bytes]:
+    line_break = rb"(?:\r?\n|(?:\\+r)?\\+n)?"
+    return re.compile(line_break.join(re.escape(bytes([byte])) for byte in core))
 
 
 NO_REDACTION = Redactor()

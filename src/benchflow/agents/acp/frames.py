@@ -3,7 +3,7 @@
 The SDK asks its transport for messages one at a time; this one hands each frame to the
 session first, in the order of arrival, so that the record is ordered before the SDK's own
 tasks interleave. What is not a frame (banners, colour codes, half a JSON) is logged and
-skipped, up to a bound.
+skipped, up to a bound; so is every frame but the updates, which are events of the record.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class FrameTransport:
             if line is None:
                 return None
             frame = parse(line)
+            if frame is None or not (is_update(frame) and _is_text(line)):
+                self._log.write(line)  # an update is recorded whole, as an event
             if frame is None:
                 self._count_noise(line)
                 continue
@@ -88,13 +90,13 @@ class FrameTransport:
                 return self._cut(at + 1)
             self._scanned = len(self._buffer)
             if self._scanned > MAX_LINE:
+                self._log.write(self._cut(self._scanned))
                 self._fail(f"a line on stdout is longer than {MAX_LINE >> 20} MiB")
                 return None
             if self._ended:
                 return self._cut(self._scanned) if self._buffer else None
             chunk = await self._process.stdout.read(_CHUNK)
             self._ended = not chunk
-            self._log.write(chunk)
             self._buffer += chunk
 
     def _cut(self, end: int) -> bytes:
@@ -116,6 +118,23 @@ class FrameTransport:
 
     def _fail(self, what: str, detail: str | None = None) -> None:
         self.failure = AgentProtocolError(what, fix="see agent/stdout.txt of the rollout", detail=detail)
+
+
+def is_update(frame: Frame) -> bool:
+    params = frame.get("params")
+    return (
+        frame.get("method") == "session/update"
+        and isinstance(params, dict)
+        and isinstance(params.get("update"), dict)
+    )
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def parse(line: bytes) -> Frame | None:

@@ -18,7 +18,7 @@ from acp.client import ClientSideConnection
 from pydantic import ValidationError
 
 from benchflow.agents import events
-from benchflow.agents.acp.frames import Frame, FrameTransport
+from benchflow.agents.acp.frames import Frame, FrameTransport, is_update
 from benchflow.agents.acp.permissions import Questions
 from benchflow.agents.acp.updates import UpdateLog, add_usage
 from benchflow.agents.declaration import Declaration
@@ -267,8 +267,8 @@ class AcpSession:
         here, since nobody needs them but the record."""
         method, params = frame.get("method"), frame.get("params")
         if method == "session/update":
-            if isinstance(params, dict) and isinstance(params.get("update"), dict) and self._recording:
-                self._context.record(self._log.update(params["update"]))
+            if is_update(frame) and self._recording:
+                self._context.record(self._log.update(frame["params"]["update"]))
             return False
         if method == "session/request_permission" and isinstance(params, dict):
             self._context.record(self._log.permission(params))
