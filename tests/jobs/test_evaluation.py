@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,21 @@ async def test_infrastructure_failures_run_again_and_earned_zeros_do_not(make_ta
     kept = again.jobs[0] / broken.rollout_name / "attempts" / "1" / "result.json"
     assert read_json(kept)["verifier_error_category"] == "verifier_failed"
     assert again.summary.total == 2
+
+
+async def test_the_rollouts_own_result_decides_whether_it_is_finished(make_task, evaluate):
+    """C28: one whose result was spoiled later, and one whose folder was deleted, run again."""
+    make_task("gone"), make_task("kept"), make_task("spoiled")
+    first = await evaluate()
+    folders = {r.task_name: first.jobs[0] / r.rollout_name for r in first.rollouts}
+    shutil.rmtree(folders["gone"])
+    spoiled = read_json(folders["spoiled"] / "result.json")
+    spoiled |= {"rewards": None, "verifier_error": "reset", "verifier_error_category": "transport"}
+    (folders["spoiled"] / "result.json").write_text(json.dumps(spoiled))
+    notes = Notes()
+    again = await evaluate(reporter=notes)
+    assert (again.jobs, sorted(notes.ran), again.passed) == (first.jobs, ["gone", "spoiled"], 3)
+    assert any("ended unscored (transport)" in note for note in notes.notes)
 
 
 async def test_attempts_are_bounded_and_recorded(make_task, evaluate):

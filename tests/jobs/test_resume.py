@@ -128,6 +128,14 @@ def test_an_edited_task_starts_a_new_job(jobs, tasks, tmp_path):
     assert "task alpha was edited" in jobs.again(tasks("alpha")).why_new
 
 
+def test_names_that_look_alike_are_not_the_same(jobs, tasks):
+    """C34: another cell of a sweep never takes over the first one's rollouts."""
+    first = jobs.start(tasks("alpha"), agent="mini", model="vllm/a/b")
+    again = jobs.again(tasks("alpha"), agent="mini", model="vllm/a_b")
+    assert not again.earlier and "model: vllm/a/b -> vllm/a_b" in (again.why_new or "")
+    assert {p.identity for _, p in first.in_order()}.isdisjoint(p.identity for _, p in again.plan.in_order())
+
+
 def test_other_tasks_are_another_job(jobs, tasks):
     jobs.start(tasks("alpha", "beta"))
     assert "it also ran task beta" in jobs.again(tasks("alpha")).why_new

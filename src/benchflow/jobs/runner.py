@@ -16,7 +16,7 @@ from benchflow.jobs.plan import Plan, PlannedJob, PlannedRollout, renamed, reser
 from benchflow.jobs.progress import Reporter
 from benchflow.jobs.resume import Continued, reason_to_run
 from benchflow.jobs.schedule import JobBudget, Retries, run_bounded
-from benchflow.jobs.store import JobStore, SummaryPacer, iter_records, job_record, latest, read_result
+from benchflow.jobs.store import JobStore, SummaryPacer, job_record, latest, read_result, scan_results
 from benchflow.kernel.clock import utc_now
 from benchflow.kernel.events import RolloutEvent
 from benchflow.kernel.planes import Planes
@@ -96,7 +96,8 @@ class JobRunner:
         """Load what is finished. Returns why each of the others runs (again)."""
         for said in store.repair():
             self._reporter.note(f"{job.folder}: {said}")
-        found = latest(iter_records(job.folder))
+        # A rollout's own result.json is the truth: deleting its folder asks for it again.
+        found = latest(scan_results(job.folder))
         again: dict[str, str] = {}
         for planned in job.rollouts:
             why = reason_to_run(found.get(planned.name))
