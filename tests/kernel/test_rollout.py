@@ -326,3 +326,33 @@ async def test_roles_may_speak_to_different_models(task, tmp_path):
     counted = result.agent_result
     assert counted.usage_source == "gateway" and counted.usage_details["calls"] == 3
     assert counted.total_tokens == sum(call["metadata"]["usage"]["total_tokens"] for call in calls)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+async def test_a_teardown_that_fails_costs_no_record(rollout, tmp_path, monkeypatch, scored):
+    async def turn(sandbox, text):
+        await answers(sandbox, text)
+        if not scored:
+            raise AgentCrashError("gone")
+
+    subject, _ = rollout(turn)
+    async with subject:
+        await subject.setup()
+        await subject.start()
+        teardown = subject.live.teardown
+
+        async def fails():
+            await teardown()
+            raise OSError("the host went away")
+
+        monkeypatch.setattr(subject.sandbox, "teardown", fails)
+        await subject.connect()
+        if scored:
+            await subject.execute()
+            await subject.verify()
+        else:
+            with pytest.raises(AgentCrashError):
+                await subject.execute()
+    result = read(tmp_path / "r", "result.json")
+    assert result["rewards"] == ({"reward": 0.5} if scored else None)
+    assert result["error_category"] == (None if scored else "agent_crash")

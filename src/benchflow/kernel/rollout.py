@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ from benchflow.contracts.errors import (
     ContextLimitError,
     RolloutCancelled,
     RolloutError,
+    SandboxLostError,
     UsageError,
     model_failure,
 )
@@ -412,12 +413,9 @@ class Rollout:
     async def _clean(self) -> Result | None:
         with self._clock.measure("teardown"):
             for name in list(self._sessions):
-                try:
-                    await self._close_session(name)
-                except RolloutError as error:
-                    self._note(error)
+                await self._let_go(self._close_session(name))
             if self.sandbox is not None:
-                await self.sandbox.teardown()
+                await self._let_go(self.sandbox.teardown())
         totals = await self.models.close()
         if self._files is not None:
             self.result = fold.result_record(self, self._clock, totals, self._closed_usage, self._agents)
@@ -428,6 +426,17 @@ class Rollout:
         if self._owns_planes:
             await self.planes.close()
         return self.result
+
+    async def _let_go(self, ending: Awaitable[None]) -> None:
+        """A session or sandbox, of whatever plugin, that fails to end must not cost the record
+        of what is already scored, nor the end of the rest."""
+        try:
+            await ending
+        except Exception as error:
+            if self.verdict is None:
+                known = isinstance(error, BenchflowError)
+                self._note(error if known else SandboxLostError(f"{type(error).__name__}: {error}"))
+            self._emit("teardown", message=f"could not be ended cleanly: {error}")
 
     def _mask_errors(self, result: Result) -> None:
         """Files are masked as they are written; these words are also printed."""
