@@ -48,6 +48,9 @@ def test_version(capsys):
         (["eval", "list", "nowhere"], "no such folder: nowhere"),
         (["eval", "metrics", "nowhere"], "no such folder: nowhere"),
         (["eval", "resume", "nowhere"], "nowhere is no job"),
+        (["tasks", "check"], "see `bench tasks check --help`"),
+        (["train", "convert", "nowhere"], "see `bench train convert --help`"),
+        (["model", "serve", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_what_a_user_can_fix_is_one_line_and_exit_2(argv, said, capsys, tmp_path, monkeypatch):
@@ -69,6 +72,34 @@ def test_every_setting_has_its_flag(command, capsys):
     for name in EvaluationConfig.model_fields:
         if name not in ("retry", "tasks"):
             assert flag_of(name) in told, name
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_help_is_plain_and_offers_no_completion_of_half_a_command(name, capsys):
+    assert run([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.isascii() and "completion" not in told
+
+
+@pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"run"}))
+def test_a_resource_without_a_verb_prints_its_help_and_nothing_else(name, capsys):
+    assert run([name]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith(f"Usage: bench {name} ") and told.err == ""
+
+
+def test_what_the_file_system_refuses_is_one_line(bench, examples, tmp_path):
+    done = bench("run", examples / "hello", "-a", "oracle", "--sandbox", "local", "--jobs-dir", "/proc/jobs")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("error: /proc/jobs: No such file or directory")
+
+
+def test_a_closed_stdout_is_no_traceback():
+    code = (
+        "import sys; sys.stdout = None; from benchflow.cli.main import run; sys.exit(run(['agent', 'list']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["run", "--help"]])

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="The agents that solve tasks.", no_args_is_help=True)
+from benchflow.cli.apps import make_app
+
+app = make_app("The agents that solve tasks.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -31,7 +33,10 @@ def list_agents(as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show_agent(name: str, as_json: AsJson = False) -> None:
+def show_agent(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `bench agent list` shows it.")],
+    as_json: AsJson = False,
+) -> None:
     """Show one agent: protocol, dialect, where it runs, auth, how its session forks."""
     from benchflow.agents import catalog
 

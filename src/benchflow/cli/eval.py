@@ -8,16 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from benchflow.cli.apps import make_app
 from benchflow.cli.options import config_command, parameters, with_parameters
 from benchflow.cli.run import start
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Create, list, measure and resume evaluations.",
-)
+app = make_app("Create, list, measure and resume evaluations.")
 
 Root = Annotated[Path, typer.Argument(metavar="JOBS", help="A jobs folder, or one job.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -6,10 +6,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
+
+_REFUSALS = ("EACCES", "EPERM", "EROFS", "ENOENT", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP", "ENOSPC")
+_OF_THE_MACHINE = frozenset(getattr(errno, name) for name in (*_REFUSALS, "EDQUOT", "EMFILE", "ENFILE"))
+"""What a file system or its owner refuses is one line; any other ``OSError`` is our own fault."""
 
 STARTED = time.time()
 """When this command began: jobs created later are not earlier jobs to continue."""
@@ -33,6 +39,9 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller: `>&-`
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - in use until the process ends
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     try:
         code = _dispatch(list(argv))
         sys.stdout.flush()
@@ -43,6 +52,11 @@ def run(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno is None or error.errno not in _OF_THE_MACHINE:
+            raise
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return _fail(f"{where}{os.strerror(error.errno)}", "check the path, its permissions and the disk", 1)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -77,11 +91,21 @@ def _call(name: str, rest: list[str]) -> int:
         # typer's own errors (an unknown option, a missing value) are known by their shape:
         # their classes live in a vendored module without a public name.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            return _fail(error.format_message(), f"see `bench {name} --help`", 2)  # type: ignore[attr-defined]
+            return _misused(error, f"bench {name}")
         if type(error).__name__ == "Abort":
             return 130
         raise
     return code if isinstance(code, int) else 0
+
+
+def _misused(error: Any, command: str) -> int:
+    """A command line that typer refuses. One without a verb is answered with the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 2
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return _fail(message, f"see `{context.command_path if context else command} --help`", 2)
 
 
 def _fail(message: str, fix: str | None, code: int) -> int:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Serve the scripted model.", no_args_is_help=True)
+from benchflow.cli.apps import make_app
+
+app = make_app("Serve the scripted model.")
 
 
 @app.callback()
@@ -17,7 +19,7 @@ def resource() -> None:
 
 @app.command("serve")
 def serve_model(
-    file: Annotated[Path, typer.Argument(help="Policy file (YAML).", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Policy file (YAML).", show_default=False)],
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     seed: Annotated[int, typer.Option(help="Seed of calls that bring none.")] = 0,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
+from benchflow.cli.apps import make_app
 from benchflow.cli.options import config_command
 from benchflow.jobs.config import EvaluationConfig
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = make_app()
 
 
 def start(config: EvaluationConfig) -> int:

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Bases, running sandboxes and leftovers.", no_args_is_help=True)
-image = typer.Typer(help="Bases that FROM may name in the local sandbox.", no_args_is_help=True)
+from benchflow.cli.apps import make_app
+
+app = make_app("Bases, running sandboxes and leftovers.")
+image = make_app("Bases that FROM may name in the local sandbox.")
 app.add_typer(image, name="image")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,13 +9,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Check task packages and pin their content.",
-)
+from benchflow.cli.apps import make_app
+
+app = make_app("Check task packages and pin their content.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -32,7 +28,7 @@ class Level(StrEnum):
 
 @app.command("check")
 def check(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Tasks, folders of tasks, or globs.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATHS", help="Tasks, folders of tasks, or globs.")],
     level: Annotated[
         Level, typer.Option(help="schema: the definition and the prompt; structural: the whole package.")
     ] = Level.structural,
@@ -53,7 +49,8 @@ def check(
 
 @app.command("digest")
 def digest(
-    path: Annotated[Path, typer.Argument(help="A task, or a folder of tasks.")], as_json: AsJson = False
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A task, or a folder of tasks.")],
+    as_json: AsJson = False,
 ) -> None:
     """Print the sha256 that pins a task's files; for a folder of tasks, one line each."""
     from benchflow.tasks.digest import task_digest

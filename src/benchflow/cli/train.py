@@ -7,9 +7,11 @@ from pathlib import Path
 
 import typer
 
-app = typer.Typer(help="Hand rollouts to a trainer: rows, a live stream, checks.", no_args_is_help=True)
+from benchflow.cli.apps import make_app
 
-PATH = typer.Argument(help="A job, a jobs folder, an agent's folder, or one rollout.")
+app = make_app("Hand rollouts to a trainer: rows, a live stream, checks.")
+
+PATH = typer.Argument(metavar="PATH", help="A job, a jobs folder, an agent's folder, or one rollout.")
 BY = typer.Option(
     None, "--group-by", help="Keys of a group, e.g. task,agent,model; default: the planned groups."
 )
@@ -52,7 +54,7 @@ def convert(
 
 @app.command()
 def validate(
-    file: Path = typer.Argument(help="A file of rows written by convert."),
+    file: Path = typer.Argument(metavar="FILE", help="A file of rows written by convert."),
     format: str | None = typer.Option(None, "--format", help="chat, verifiers or tokens; else by the rows."),
     require_tool_calls: bool = typer.Option(
         False, "--require-tool-calls", help="A row without tool calls is a failure."
