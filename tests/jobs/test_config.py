@@ -71,3 +71,42 @@ def test_waits_grow_up_to_the_cap_and_are_jittered():
     retry = RetryConfig(wait_multiplier=2, min_wait_sec=1, max_wait_sec=5, jitter=0.5)
     assert [retry.wait(attempt, 0.0) for attempt in range(4)] == [1, 2, 4, 5]
     assert retry.wait(10_000, 0.999) < 5 * 1.5
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"agent_timeout": "inf"}, "agent_timeout: input should be a finite number"),
+        ({"fail_under": "nan"}, "fail_under: input should be a finite number"),
+        ({"seed": 1 << 64}, "seed: input should be less than or equal to"),
+        ({"trials": 10**9}, "trials: input should be less than or equal to 100000"),
+        ({"tasks": [""]}, "tasks: an empty text names nothing"),
+        ({"prompt": ["one", " "]}, "prompt: an empty text names nothing"),
+        ({"jobs_dir": ""}, "jobs_dir: an empty text names nothing"),
+    ],
+)
+def test_a_number_or_a_text_that_means_nothing_is_refused(values, said):
+    with pytest.raises(UsageError) as raised:
+        make_config(values)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "a/b", "a\nb", "a\0b", "x" * 201, "\N{GRINNING FACE}" * 51]
+)
+def test_a_job_name_is_one_folder_name(name):
+    with pytest.raises(UsageError, match="a job name is one folder name"):
+        make_config({"job_name": name})
+    assert make_config({"job_name": "\N{GRINNING FACE}" * 50}).job_name
+
+
+def test_a_flag_is_named_once_and_a_long_value_is_cut():
+    with pytest.raises(UsageError) as raised:
+        make_config({"agent_env": ["=x"]}, {"agent_env": "--agent-env"})
+    assert (raised.value.message, raised.value.fix) == (
+        "--agent-env '=x' is not KEY=VALUE",
+        "write --agent-env NAME=value",
+    )
+    with pytest.raises(UsageError) as raised:
+        make_config({"trials": "x" * 500})
+    assert len(str(raised.value)) < 250

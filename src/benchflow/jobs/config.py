@@ -26,12 +26,16 @@ from benchflow.contracts.errors import UsageError
 FailureKind = Literal["failed", "errored", "verifier_errored", "unscored", "cancelled"]
 
 
+MOST_TRIALS = 100_000
+"""Every rollout is planned, with its folder, before the first one starts."""
+
+
 def option(default: Any, help: str, *flags: str, aliases: tuple[str, ...] = (), **meta: Any) -> Any:
     """A field with its help, its flags beyond ``--field-name``, and its names in YAML and
     Python. ``meta``: ``metavar``, ``switch`` (a flag without
-    a ``--no-`` form), ``cli=False``, and the bounds ``ge`` and ``gt``."""
+    a ``--no-`` form), ``cli=False``, and the bounds ``ge``, ``gt`` and ``le``."""
     factory = {"default_factory": default} if callable(default) else {"default": default}
-    bounds = {name: meta.pop(name) for name in ("ge", "gt") if name in meta}
+    bounds = {name: meta.pop(name) for name in ("ge", "gt", "le") if name in meta}
     extra: dict[str, Any] = {"flags": list(flags), **meta}
     return Field(description=help, json_schema_extra=extra, **factory, **bounds, **_alias(aliases))
 
@@ -44,7 +48,7 @@ class RetryConfig(BaseModel):
     """Waits between attempts grow by ``wait_multiplier`` from ``min_wait_sec`` up to
     ``max_wait_sec``; each is stretched by up to ``jitter`` of itself, at random."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     max_retries: int = Field(2, ge=0)
     wait_multiplier: float = Field(2.0, ge=1)
@@ -61,7 +65,9 @@ class RetryConfig(BaseModel):
 class EvaluationConfig(BaseModel):
     """Settings of a job, applied to every task of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     tasks: tuple[str, ...] = option(
         tuple, "Task folders, folders of tasks, or globs.", aliases=("tasks", "tasks_dir"), metavar="TASKS"
@@ -104,7 +110,7 @@ class EvaluationConfig(BaseModel):
         metavar="KEY[=VALUE]",
     )
 
-    trials: int = option(1, "Rollouts of each task.", ge=1)
+    trials: int = option(1, "Rollouts of each task.", ge=1, le=MOST_TRIALS)
     concurrency: int = option(4, "Rollouts that run at once.", "-j", ge=1)
     build_concurrency: int | None = option(
         None, "Image builds that run at once; --concurrency by default.", ge=1
@@ -114,7 +120,7 @@ class EvaluationConfig(BaseModel):
     new: bool = option(False, "Start a new job even when an unfinished or finished one matches.", switch=True)
     include: tuple[str, ...] = option(tuple, "Run only this task (name or glob); repeatable.")
     exclude: tuple[str, ...] = option(tuple, "Leave this task out (name or glob); repeatable.")
-    seed: int = option(0, "Seed of everything scripted.")
+    seed: int = option(0, "Seed of everything scripted.", ge=-(2**63), le=2**63 - 1)
 
     agent_timeout: float | None = option(
         None, "Seconds the agent may take; the task's own by default, 0 for no limit.", ge=0
@@ -186,10 +192,22 @@ class EvaluationConfig(BaseModel):
     @field_validator("job_name")
     @classmethod
     def _plain_name(cls, value: str | None) -> str | None:
-        if value is not None and (
-            value in ("", ".", "..") or "/" in value or "\0" in value or len(value) > 200
-        ):
-            raise ValueError("a job name is one folder name of at most 200 characters")
+        if value is not None and not _is_folder_name(value):
+            raise ValueError("a job name is one folder name of at most 200 bytes that can be printed")
+        return value
+
+    @field_validator("tasks", "prompt")
+    @classmethod
+    def _said(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(value.strip() for value in values):
+            raise ValueError("an empty text names nothing")
+        return values
+
+    @field_validator("jobs_dir", mode="before")
+    @classmethod
+    def _some_folder(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("an empty text names nothing; `.` is the current folder")
         return value
 
     @model_validator(mode="before")
@@ -219,6 +237,16 @@ class EvaluationConfig(BaseModel):
         return {**record, "agent_env": sorted(self.agent_env)}
 
 
+def _is_folder_name(name: str) -> bool:
+    return (
+        name not in (".", "..")
+        and "/" not in name
+        and name.isprintable()
+        and bool(name.strip())
+        and len(name.encode("utf-8", "surrogateescape")) <= 200
+    )
+
+
 def make_config(values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> EvaluationConfig:
     """Validate. A wrong value is a ``UsageError`` that says where it came from:
     ``names`` maps a field to the words for it (``--flag``, ``file line 3: key``)."""
@@ -226,6 +254,10 @@ def make_config(values: Mapping[str, Any], names: Mapping[str, str] | None = Non
         return EvaluationConfig.model_validate(dict(values))
     except ValidationError as error:
         raise _as_usage(error, names or {}) from None
+
+
+_LONGEST = 80
+"""Characters of a wrong value that are worth repeating."""
 
 
 def _as_usage(error: ValidationError, names: Mapping[str, str]) -> UsageError:
@@ -238,8 +270,14 @@ def _as_usage(error: ValidationError, names: Mapping[str, str]) -> UsageError:
         reason = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             reason, fix = "no such setting", f"known: {known}"
+        elif isinstance(cause := item.get("ctx", {}).get("error"), UsageError):
+            said.append(cause.message)
+            fix = cause.fix
+            continue
         elif key:
-            reason = f"{reason[:1].lower()}{reason[1:]}, not {item['input']!r}"
+            given = repr(item["input"])
+            given = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}…"
+            reason = f"{reason[:1].lower()}{reason[1:]}, not {given}"
         said.append(f"{where}: {reason}" if where else reason)
     return UsageError("; ".join(said), fix=fix)
 

@@ -109,12 +109,11 @@ class Evaluation:
         began = self._began or time.time()
         checked = await preflight.check(self.config)
         preflight.check_writable(self.config.jobs_dir)
-        for note in checked.notes:
-            self.reporter.note(note)
         continued = self._plan(checked, began)
-        if continued.why_new:
-            self.reporter.note(continued.why_new)
         planes, probe = await preflight.open_checked(self.config, checked)
+        for note in (*checked.notes, continued.why_new):
+            if note:
+                self.reporter.note(note)
         try:
             return await self._run(continued, planes, probe)
         finally:
