@@ -9,6 +9,7 @@ and of all of them only a small member record is kept.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -118,6 +119,8 @@ def convert(
         raise UsageError(f"no rollout under {root}", fix="give a job, a jobs folder or a rollout folder")
     rows_file = _target(out)
     manifest_file = None if manifest is None else _target(manifest)
+    if manifest_file is not None and manifest_file.resolve() == rows_file.resolve():
+        raise UsageError(f"the rows and the manifest are both {out}", fix="give --manifest another file")
     with replacing(rows_file) as file:
         if options.advantage is None:
             _write_plain(found, rows, report, file)
@@ -137,6 +140,8 @@ def make_options(
     drop_zero_variance: bool = False,
 ) -> Options:
     """Options from what a user typed; ``UsageError`` for combinations that mean nothing."""
+    if min_reward is not None and not math.isfinite(min_reward):
+        raise UsageError(f"--min-reward {min_reward} is not a reward", fix="give a number such as 0.5")
     if advantage is None:
         for given, flag in ((group_by, "--group-by"), (drop_zero_variance, "--drop-zero-variance")):
             if given:

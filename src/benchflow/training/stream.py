@@ -8,6 +8,7 @@ back with a reason.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -57,6 +58,8 @@ async def stream_rollouts(
     ended without finishing, and ``StreamTimeoutError``.
     """
     root = Path(check_path(path))
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise UsageError(f"--timeout {timeout:g} is not a time", fix="give seconds above 0, or leave it out")
     groups = _assembler(group_size, group_by, group_advantage, on_note or _ignore)
     cursor = Cursor(since)
     batches = _followed(root, timeout) if follow and _may_grow(root) else _finished(root)
