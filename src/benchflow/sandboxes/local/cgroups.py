@@ -21,6 +21,7 @@ _FOLDER = "benchflow"
 _CPU_PERIOD = 100_000
 _V1 = ("memory", "pids", "cpu", "freezer")
 _REMOVE_DEADLINE = 5.0
+_SPARE_PROCESSES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,20 @@ class Cgroup:
         finally:
             for controller in self._folders:
                 _write(self._host.own[controller] / "tasks", "0")
+
+    @contextmanager
+    def spare_processes(self) -> Iterator[None]:
+        """Let a few more processes exist for a while, so that a sandbox full of them can
+        still be cleaned."""
+        folder, limit = self._folders.get("pids"), self.enforced.get("pids")
+        if folder is None or not isinstance(limit, int):
+            yield
+            return
+        _write(folder / "pids.max", str(limit + _SPARE_PROCESSES))
+        try:
+            yield
+        finally:
+            _write(folder / "pids.max", str(limit))
 
     def member_files(self) -> list[Path]:
         """Files into which a single-threaded process writes ``0`` to become a member."""

@@ -34,6 +34,8 @@ _MESSAGE = 1 << 16
 _LARGEST_INLINE = 1 << 15
 _STDERR_TAIL = 4000
 _GONE_TIMEOUT = 10.0
+_KILLED = -1
+"""In place of an answer: whoever was to give it was killed from inside."""
 
 T = TypeVar("T")
 
@@ -178,7 +180,10 @@ class Resident:
         """Send a request and wait for its answer."""
         call = await self.ask(verb, *arguments)
         try:
-            return await call.ended
+            answer = await call.ended
+            if answer[0] == _KILLED:
+                raise SandboxError(f"{self.name}: the process that carries out {verb!r} was killed")
+            return answer
         finally:
             self._calls.pop(call.ident, None)
 
@@ -275,7 +280,7 @@ class Resident:
         elif kind == GONE:
             _settle(call.started, 0)
             _settle(call.exited, -signal.SIGKILL)
-            _settle(call.ended, (0, 0, ""))
+            _settle(call.ended, (_KILLED, 0, ""))
         else:
             call.handed += sockets
             _settle(call.ended, (first, second, text))

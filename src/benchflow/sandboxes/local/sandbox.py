@@ -127,7 +127,8 @@ class LocalSandbox:
         await self._ready()
         async with self._lifecycle:
             try:
-                count, _, _ = await self._cell.resident.answer("killall", user)
+                with self._cell.cgroup.spare_processes():
+                    count, _, _ = await self._cell.resident.answer("killall", user)
             except SandboxLostError:
                 raise
             except SandboxError as error:

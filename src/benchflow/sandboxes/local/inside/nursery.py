@@ -16,10 +16,8 @@ import marshal
 import posix
 import sys
 
-import archive  # noqa: F401  (inside a sandbox nothing can be imported any more)
-import door  # noqa: F401
-import helper
-import setup  # noqa: F401
+import helper  # and all its parts now: inside a sandbox nothing can be imported any more
+import wire
 
 SIGCHLD, SIG_IGN = 17, 1
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 22, 24
@@ -91,16 +89,15 @@ def enter(channel, namespaces, groups, plan, kept, program):
 
 def serve_one(socket, taken, kept, program):
     """Wait for a request, let the nursery go on, and become the helper that was asked for."""
-    data, ancillary, *_ = socket.recvmsg(1 << 16, 512, 0x40000000)  # MSG_CMSG_CLOEXEC
+    data, fds = wire.receive(socket)
     posix.write(taken, b"1" if data else b"0")
     if not data:
         posix._exit(0)
-    fds = [fd for _, _, raw in ancillary for fd in memoryview(raw).cast("i")]
     try:
         groups, plan = marshal.loads(data)
         enter(fds[0], fds[1:], groups, plan, kept, program)
     except BaseException as error:  # it ends here; the engine reads why
-        posix.write(fds[0], helper.pack_reply(helper.FATAL, 0, text=repr(error).encode()))
+        posix.write(fds[0], wire.pack_reply(wire.FATAL, 0, text=wire.encode(repr(error))))
     posix._exit(1)
 
 

@@ -2,7 +2,8 @@
 
 import posix
 
-from helper import accounts, find_user, read_file
+from users import accounts, find_user
+from wire import read_file
 
 FIRST_UID = 1000
 

@@ -1,0 +1,197 @@
+"""A command's supervisor: starts it, reports its end, and ends its tree on demand.
+
+A supervisor is forked ahead of the command it will get, as a fork costs more than the
+rest. It is a child subreaper, so that every descendant of the command stays below it,
+and lives until the last of them has ended.
+"""
+
+import _signal  # pyright: ignore[reportMissingImports]
+import _socket
+import marshal
+import posix
+
+import archive
+from trees import end_tree
+from users import become, find_user
+from wire import (
+    CHANNEL,
+    DONE,
+    ERROR,
+    EXIT,
+    PR_SET_CHILD_SUBREAPER,
+    SIGCHLD,
+    SIGPIPE,
+    SIGTERM,
+    SIGXFSZ,
+    STARTED,
+    Failure,
+    encode,
+    prctl,
+    receive,
+    send,
+)
+
+VERBS = ("exec", "pack", "unpack")
+"""Requests that the helper hands to a supervisor."""
+
+
+class Killed(BaseException):
+    """The engine asked this supervisor to end its tree."""
+
+
+class Supervisor:
+    armed = False
+    asked = False
+
+    def __init__(self, ident):
+        self.ident = ident
+        self.command = 0
+
+    def run(self, start):
+        """``start()`` runs in the command's process and does not return."""
+        try:
+            begun, beginning = posix.pipe()  # closed by the exec
+            self.command = posix.fork()
+            if self.command == 0:
+                start()
+            for fd in (0, 1, 2, beginning):
+                posix.close(fd)
+            posix.read(begun, 1)
+            posix.close(begun)
+            send(STARTED, self.ident, self.command)
+            Supervisor.armed = True
+            if Supervisor.asked:
+                raise Killed
+            while True:
+                self.reap_one(0)
+        except Killed:
+            Supervisor.armed = False
+            if end_tree(posix.getpid(), self.reap):
+                send(DONE, self.ident)
+            else:
+                send(ERROR, self.ident, text=b"a process of this command cannot be killed")
+        except ChildProcessError:
+            pass
+
+    def reap_one(self, flags):
+        pid, status = posix.waitpid(-1, flags)
+        if pid == self.command:
+            send(EXIT, self.ident, posix.waitstatus_to_exitcode(status))
+        return pid
+
+    def reap(self):
+        try:
+            while self.reap_one(posix.WNOHANG):
+                pass
+        except ChildProcessError:
+            pass
+
+
+def on_term(_number, _frame):
+    Supervisor.asked = True
+    if Supervisor.armed:
+        raise Killed
+
+
+def serve(inbox):
+    """The life of a supervisor: take one request from the socket ``inbox``, carry it out."""
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(SIGTERM, on_term)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if inbox.fileno() != CHANNEL + 1:
+        posix.dup2(inbox.fileno(), CHANNEL + 1)
+    posix.closerange(CHANNEL + 2, 1 << 20)
+    data, fds = receive(_socket.socket(fileno=CHANNEL + 1))
+    if not data:
+        return  # the sandbox ends
+    if data == b"M":
+        body = fds.pop(0)
+        data = b"".join(iter(lambda: posix.read(body, 1 << 20), b""))
+    verb, ident, *rest = marshal.loads(data)
+    try:
+        stdio, start = prepare(verb, fds, *rest)
+    except Failure as error:
+        send(ERROR, ident, text=encode(str(error)))
+        return
+    place_stdio(stdio)
+    Supervisor(ident).run(start)
+
+
+def prepare(verb, fds, *rest):
+    """The three descriptors (None is the null device) and the function of a request."""
+    if verb == "pack":
+        return [None, *fds], lambda: transfer(archive.pack, *rest)
+    if verb == "unpack":
+        path, owner = rest
+        uid, gid, *_ = find_user(owner)
+        return [fds[0], None, fds[1]], lambda: transfer(archive.unpack, path, uid, gid)
+    has_stdin, argv, cwd, low, high, user, bare = rest
+    found = find_user(user)
+    return (fds if has_stdin else [None, *fds]), lambda: run_command(argv, cwd, low, high, found, bare)
+
+
+def place_stdio(fds):
+    """Put ``fds`` (None is the null device) on 0, 1, 2 and close everything above 3."""
+    held = [posix.open("/dev/null", posix.O_RDWR) if fd is None else fd for fd in fds]
+    for place, fd in enumerate(held):
+        posix.dup2(fd, place)
+    posix.closerange(4, 1 << 20)
+
+
+def run_command(argv, cwd, low, high, user, bare):
+    """Replace this process by the command; say on stderr why when it cannot. ``user`` is
+    what ``find_user`` found."""
+    posix.setsid()
+    for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGCHLD):
+        _signal.signal(number, 0)
+    code = 126
+    try:
+        uid, gid, groups, name, home = user
+        env = dict(low)
+        if not bare:
+            env.update(HOME=home, USER=name, LOGNAME=name)
+        env.update(high)
+        become(uid, gid, groups)
+        try:
+            posix.chdir(cwd)
+        except OSError as error:
+            raise Failure(f"cannot enter {cwd}: {error.strerror}") from None
+        code = 127
+        execute(argv, env)
+    except Failure as error:
+        complain(str(error))
+    except OSError as error:
+        complain(f"{argv[0]}: {error.strerror}")
+        code = 127 if error.errno == 2 else 126
+    except ValueError as error:
+        complain(f"{argv[0]}: {error}")
+    finally:
+        posix._exit(code)
+
+
+def execute(argv, env):
+    program = argv[0]
+    if "/" in program:
+        posix.execve(program, argv, env)
+    last = FileNotFoundError(2, "command not found")
+    for folder in env.get("PATH", "/usr/bin:/bin").split(":"):
+        try:
+            posix.execve(f"{folder or '.'}/{program}", argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            last = error
+    raise last
+
+
+def complain(text):
+    posix.write(2, encode(f"benchflow: {text}\n"))
+
+
+def transfer(work, *arguments):
+    try:
+        work(*arguments)
+        posix._exit(0)
+    except OSError as error:
+        posix.write(2, encode(str(error)))
+    posix._exit(1)
