@@ -267,3 +267,33 @@ def test_the_third_signal_leaves_at_once_and_names_what_it_leaves(number, code):
     assert "left behind: hello__1 (agent)" in said[2] and "bench sandbox cleanup" in said[2]
     process.stdout.close()
     process.stderr.close()
+
+
+LATE = """
+import asyncio, time
+from benchflow.jobs.interrupts import Interrupts
+
+async def main():
+    interrupts = Interrupts(leftovers=list)
+    try:
+        with interrupts.watching():
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        print("ended", flush=True)
+        time.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_after_the_end_keeps_the_exit_code(number, code):
+    """C22: the second of two quick ones finds everything torn down already."""
+    process = subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    for said in ("ready\n", "ended\n"):
+        assert process.stdout.readline() == said
+        process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    process.stdout.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -30,7 +31,8 @@ class Interrupts:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While inside, the first signal cancels the current task."""
+        """While inside, the first signal cancels the current task. Afterwards, when there was
+        one, nothing is left to remove: another ends the process, with the first one's code."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         for number in EXIT_CODES:
@@ -40,6 +42,10 @@ class Interrupts:
         finally:
             for number in EXIT_CODES:
                 loop.remove_signal_handler(number)
+                if self.received is not None:
+                    signal.signal(number, self._leave)
+                    # The interpreter's own end would give the signal its default back.
+                    atexit.register(signal.signal, number, signal.SIG_IGN)
 
     def on_signal(self, number: signal.Signals) -> None:
         self._count += 1
@@ -52,7 +58,10 @@ class Interrupts:
             self._say(f"still being removed: {_listed(self._leftovers())} (again: leave at once)")
         else:
             self._say(f"left behind: {_listed(self._leftovers())}; `bench sandbox cleanup` removes them")
-            os._exit(EXIT_CODES[self.received or number])
+            self._leave(number, None)
+
+    def _leave(self, number: int, frame: object) -> None:
+        os._exit(EXIT_CODES[self.received or signal.Signals(number)])
 
 
 def _listed(names: list[str]) -> str:
