@@ -209,6 +209,34 @@ async def test_a_zero_without_a_test_report_is_the_verifiers_own_failure(lab, ma
         assert "without a test report" in str(scored.result.error)
 
 
+@pytest.mark.parametrize(
+    ("runner", "reward"),
+    [
+        ("no-such-folder/pytest", None),
+        ("python3 -S -m pytest", None),
+        ("no-such-program", 0.0),
+        ("sh -c 'echo \"1 failed in 0.02s\"; pytest --version; false'", 0.0),
+    ],
+)
+async def test_a_zero_of_a_runner_that_is_not_there_is_no_score(lab, make_task, runner, reward):
+    """C10: without a report the shell's own words tell, also behind 100 kB of noise."""
+    task = make_task(
+        f"""\
+        #!/bin/sh
+        head -c 100000 /dev/zero | tr '\\0' '\\n'
+        echo no-such-pkg: cannot be installed
+        {runner} /verifier/test_x.py  # pytest
+        [ $? = 0 ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+        head -c 100000 /dev/zero | tr '\\0' '\\n'
+        """
+    )
+    scored = await lab.run(task)
+    assert scored.reward == reward, scored.result
+    if reward is None:
+        assert isinstance(scored.result.error, VerifierFailedError)
+        assert "without running a test" in str(scored.result.error) and "pytest" in str(scored.result.error)
+
+
 async def test_slow_helper_commands_do_not_fail_the_rollout(lab, make_task):
     """C18: under load each command may take as long as the verifier itself may."""
     asked: list[float | None] = []

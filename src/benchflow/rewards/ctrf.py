@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,20 @@ def _count(path: Path) -> int | None:
         return int(summary["tests"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+_MISSING = re.compile(
+    rb"^[^\n]*: (?:line )?\d+: (?:[\w./-]*/)?(?:pytest|py\.test|uvx?): (?:command )?not found$"
+    rb"|^[^\n]*: No module named '?pytest'?$",
+    re.MULTILINE,
+)
+_SUMMARY = re.compile(rb"\d+ (?:passed|failed|skipped|deselected|errors?)\b[^\n]* in [\d.]+s")
+
+
+def missing_runner(output: bytes) -> str | None:
+    """The line in which the shell, or python, says that the test runner is not installed;
+    None when there is none, or when the runner reported after all."""
+    found = _MISSING.search(output)
+    if found is None or _SUMMARY.search(output):
+        return None
+    return found[0].decode("utf-8", "replace")[-200:]

@@ -29,7 +29,7 @@ from benchflow.contracts.task import Task
 from benchflow.kernel.env import resolve_env
 from benchflow.kernel.storage import Redactor, write_bytes
 from benchflow.rewards import hardening, isolated
-from benchflow.rewards.ctrf import collected_tests
+from benchflow.rewards.ctrf import collected_tests, missing_runner
 from benchflow.rewards.environment import GUARD_FILE, hardened_env
 from benchflow.rewards.reward_files import JSON_LIMIT, Reading, RewardFile, read_reward
 
@@ -191,6 +191,13 @@ class _Run:
             raise VerifierFailedError(
                 "the verifier gave 0 without a test report: its ctrf.json is missing or counts no test",
                 fix=f"see {STDOUT_FILE}: a dependency of the verifier may not have been installed",
+                detail=self._tail(),
+            )
+        missing = missing_runner(done.stdout) if reading.reward == 0 and self._uses_pytest() else None
+        if missing:
+            raise VerifierFailedError(
+                f"the verifier gave 0 without running a test: {missing}",
+                fix="install the test runner in the image, or in the verifier before it is used",
                 detail=self._tail(),
             )
         return reading
