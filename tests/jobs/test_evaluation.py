@@ -118,6 +118,21 @@ async def test_the_rollouts_own_result_decides_whether_it_is_finished(make_task,
     assert any("ended unscored (transport)" in note for note in notes.notes)
 
 
+async def test_what_a_silent_agent_told_of_its_usage_is_kept(make_task, evaluate, tmp_path):
+    """C46: known counts stay with a tag, unknown ones are null, and the rollout is scored."""
+    script = tmp_path / "script.yaml"
+    script.write_text("actions: [{usage: {used: 500, size: 1000}}, {hang: true}]")
+    task = make_task("one")
+    ended = await evaluate(
+        task, agent="scripted", agent_env={"BENCHFLOW_SCRIPT": str(script)}, agent_timeout=1.0
+    )
+    (result,) = ended.rollouts
+    assert (result.error_category, result.reward) == ("timeout", 0.0)
+    told = result.agent_result
+    assert (told.usage_source, told.usage_details) == ("agent_partial", {"context_tokens": 500})
+    assert (told.n_input_tokens, told.n_output_tokens, told.total_tokens) == (None, None, None)
+
+
 async def test_attempts_are_bounded_and_recorded(make_task, evaluate):
     task = make_task("broken", test="exit 3")
     ended = await evaluate(task, retry=RetryConfig(max_retries=2, min_wait_sec=0))

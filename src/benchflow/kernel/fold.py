@@ -83,6 +83,8 @@ def agent_result(
             "cost_reason": totals.cost_reason,
             "retry_wait_sec": round(totals.retry_wait_sec, 6),
         }
+    elif context := [usage.context_tokens for usage in usages if usage.context_tokens is not None]:
+        details = {"context_tokens": max(context)}
     return AgentResult(
         n_tool_calls=n_tool_calls,
         n_prompts=n_prompts,
