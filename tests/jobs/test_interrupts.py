@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -179,6 +180,27 @@ def test_a_killed_run_is_cleaned_up_by_the_next_command(hang, make_task, tmp_pat
     next_run = Running(make_task("easy"), tmp_path / "next", "none")
     assert next_run.ended() == 0, next_run.lines
     assert not marked(running.mark) and not leases(running.mark) and not mounts(running.mark)
+
+
+def test_a_killed_run_leaves_the_trajectory_up_to_its_last_event(make_task, tmp_path, bench):
+    """C50"""
+    script = tmp_path / "script.yaml"
+    script.write_text("actions: [{run: echo one}, {stream: {text: tick, every: 0.01}}]")
+    options = ("-a", "scripted", "--agent-env", f"BENCHFLOW_SCRIPT={script}")
+    running = Running(make_task("easy"), tmp_path / "jobs", "none", *options)
+    running.until(": agent")
+    deadline = time.monotonic() + 60
+    while not any(b"tick" in path.read_bytes() for path in running.jobs.rglob("acp_trajectory.jsonl")):
+        assert time.monotonic() < deadline and running.process.poll() is None, running.lines
+        time.sleep(0.01)
+    running.send(signal.SIGKILL)
+    running.ended()
+    assert bench("sandbox", "cleanup") == 0
+    (path,) = running.jobs.rglob("acp_trajectory.jsonl")
+    events = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert {"user_message", "tool_call", "agent_message"} <= {event["kind"] for event in events}
+    assert not list(running.jobs.rglob("result.json"))
 
 
 def test_a_killed_job_is_continued_by_the_same_command(hang, make_task):
