@@ -121,5 +121,6 @@ async def test_a_sandbox_full_of_processes_can_be_cleaned(create) -> None:
             await sandbox.exec(["true"])
         except SandboxError:
             break  # full
-    assert await sandbox.kill_processes(user="agent") > 20
+    await sandbox.kill_processes(user="agent")
+    assert (await sandbox.exec("cat /proc/[0-9]*/comm")).out.count("python3") == 0
     assert (await sandbox.exec(["echo", "clean"])).out == "clean\n"

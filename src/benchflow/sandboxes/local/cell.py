@@ -7,6 +7,7 @@ so that a crash at any point leaves a lease that names what is left.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from benchflow.contracts.sandbox import SandboxSpec
 from benchflow.sandboxes.local.bwrap import Jail
 from benchflow.sandboxes.local.cgroups import Cgroup, cgroup_host
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
-from benchflow.sandboxes.local.leases import Lease
+from benchflow.sandboxes.local.leases import Lease, real_uid
 from benchflow.sandboxes.local.network import Network
 from benchflow.sandboxes.local.resident import Resident, Start, finished
 from benchflow.sandboxes.local.userns import UserNamespace
@@ -106,6 +107,22 @@ class Cell:
         if self.cgroup.out_of_memory():
             return f"out of memory (the limit is {self.spec.limits.memory_mb} MB)"
         return ""
+
+    def kill_frozen(self, user: str | None) -> bool:
+        """Kill the commands of ``user`` (the agent, a number, or None for all) from the host,
+        for when the sandbox is so full of processes that its helper cannot fork. False when
+        this host, or that user's name, does not allow it."""
+        if not self.cgroup.can_freeze or os.geteuid() != 0:
+            return False
+        if user is None:
+            uid = None
+        elif user == self.spec.agent_user or user.isdigit():
+            uid = self.agent[0] if user == self.spec.agent_user else int(user)
+        else:
+            return False
+        own = self.resident.own_pids()
+        self.cgroup.kill_frozen(lambda pid: pid not in own and uid in (None, real_uid(pid)))
+        return True
 
     async def restack(self) -> LocalImage:
         """Turn the upper into a layer and go on upon it. Nothing may be running inside."""

@@ -8,9 +8,10 @@ may be written the sandbox runs without, and says so.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,6 @@ _FOLDER = "benchflow"
 _CPU_PERIOD = 100_000
 _V1 = ("memory", "pids", "cpu", "freezer")
 _REMOVE_DEADLINE = 5.0
-_SPARE_PROCESSES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +179,6 @@ class Cgroup:
             for controller in self._folders:
                 _write(self._host.own[controller] / "tasks", "0")
 
-    @contextmanager
-    def spare_processes(self) -> Iterator[None]:
-        """Let a few more processes exist for a while, so that a sandbox full of them can
-        still be cleaned."""
-        folder, limit = self._folders.get("pids"), self.enforced.get("pids")
-        if folder is None or not isinstance(limit, int):
-            yield
-            return
-        _write(folder / "pids.max", str(limit + _SPARE_PROCESSES))
-        try:
-            yield
-        finally:
-            _write(folder / "pids.max", str(limit))
-
     def member_files(self) -> list[Path]:
         """Files into which a single-threaded process writes ``0`` to become a member."""
         name = "tasks" if self._host.version == 1 else "cgroup.procs"
@@ -221,6 +207,18 @@ class Cgroup:
             _write(folder / "cgroup.freeze", "0")
         else:
             _write(folder / "freezer.state", "THAWED")
+
+    def kill_frozen(self, chosen: Callable[[int], bool]) -> None:
+        """Kill the members that ``chosen`` picks by host pid, while none of them can run, and
+        so none can fork its way out. Needs the freezer; blocks for milliseconds."""
+        self.freeze()
+        try:
+            for pid in map(int, (self._folders["freezer"] / "cgroup.procs").read_text().split()):
+                if chosen(pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        finally:
+            self.thaw()
 
     def out_of_memory(self) -> bool:
         """Whether the kernel killed something in here for want of memory."""
@@ -265,7 +263,7 @@ def _write(path: Path, text: str) -> None:
         os.close(fd)
 
 
-def _until(reached, timeout: float = 5.0) -> None:
+def _until(reached: Callable[[], bool], timeout: float = 5.0) -> None:
     deadline = time.monotonic() + timeout
     while not reached():
         if time.monotonic() > deadline:

@@ -107,6 +107,17 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def real_uid(pid: int) -> int | None:
+    """The real uid of a process, as the host sees it; None when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
 def _end_process(pid: int, start: int) -> None:
     """Kill bubblewrap and the sandbox's first process, whose death takes the rest along."""
     if process_start(pid) != start:

@@ -81,6 +81,7 @@ class Resident:
         self._process = process
         self._stderr = stderr
         self._helper = -1  # a pidfd: the helper is no child of this process
+        self._helper_pid = 0
         self._outer = os.pidfd_open(process.pid)
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
@@ -288,9 +289,9 @@ class Resident:
     def _watch_helper(self, credentials: bytes) -> None:
         """Take a handle on the sender of the first message, by its ``struct ucred``. The
         channel's end tells nothing of its death: supervisors hold the channel too."""
-        pid = struct.unpack("3i", credentials[:12])[0]
+        self._helper_pid = struct.unpack("3i", credentials[:12])[0]
         try:
-            self._helper = os.pidfd_open(pid)
+            self._helper = os.pidfd_open(self._helper_pid)
         except OSError:
             return  # it is gone, and nobody else holds the channel yet
         self._loop.add_reader(self._helper, self._on_death, "its helper died")
@@ -333,6 +334,11 @@ class Resident:
     def close(self) -> None:
         """Stop talking: every call under way fails, and the sandbox dies."""
         self._fail("it was stopped")
+
+    def own_pids(self) -> set[int]:
+        """The host's pids of what belongs to the sandbox itself rather than to a command."""
+        outer, helper = self._process.pid, self._helper_pid
+        return {outer, *children(outer), helper, *children(helper)}
 
     def kill(self) -> None:
         """Kill the sandbox's first process, and so all of it, and the helper; do not wait."""

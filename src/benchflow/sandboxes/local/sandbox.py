@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -33,6 +34,7 @@ from benchflow.sandboxes.transfer import pack, unpack
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STOP, _CONTINUE = 19, 18
+_ROOM_DEADLINE = 10.0
 
 T = TypeVar("T")
 
@@ -127,13 +129,29 @@ class LocalSandbox:
         await self._ready()
         async with self._lifecycle:
             try:
-                with self._cell.cgroup.spare_processes():
-                    count, _, _ = await self._cell.resident.answer("killall", user)
+                return await self._kill_all(user)
             except SandboxLostError:
                 raise
             except SandboxError as error:
+                if await self._in_thread(self._cell.kill_frozen, user):
+                    return await self._proved_gone(user)
                 raise HardeningError(f"{self.name}: {error.message}") from error
-        return count
+
+    async def _proved_gone(self, user: str | None) -> int:
+        """Ask again until the dead have made room for whoever has to look."""
+        deadline = time.monotonic() + _ROOM_DEADLINE
+        while True:
+            try:
+                return await self._kill_all(user)
+            except SandboxLostError:
+                raise
+            except SandboxError as error:
+                if time.monotonic() > deadline:
+                    raise HardeningError(f"{self.name}: {error.message}") from error
+                await asyncio.sleep(0.01)
+
+    async def _kill_all(self, user: str | None) -> int:
+        return (await self._cell.resident.answer("killall", user))[0]
 
     # -- files -------------------------------------------------------------------------
 

@@ -198,6 +198,8 @@ class Helper:
                 send(ERROR, ident, text=failure)
             else:
                 send(DONE, ident, count)
+        except OSError as error:
+            send(ERROR, ident, text=encode(str(error)))
         finally:
             posix._exit(0)
 

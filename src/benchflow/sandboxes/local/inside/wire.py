@@ -47,14 +47,17 @@ def receive(socket):
 
 
 def read_file(path):
+    """The whole content; nothing for a file that is not there, or a process that has gone."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
         return b""
+    parts = []
     try:
-        parts = []
         while part := posix.read(fd, 1 << 16):
             parts.append(part)
-        return b"".join(parts)
+    except ProcessLookupError:
+        return b""
     finally:
         posix.close(fd)
+    return b"".join(parts)
