@@ -244,6 +244,33 @@ async def test_cancellation_tears_down_and_writes_cancelled(rollout, tmp_path):
     assert agent.sessions[0].closed
 
 
+async def test_cancellation_during_cleanup_waits_for_its_end_and_is_not_lost(rollout, tmp_path, monkeypatch):
+    """C22: the caller stops, and what was finished by then stays finished."""
+    subject, _ = rollout(answers)
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(60):
+        await subject.setup()
+        await subject.start()
+        teardown = subject.live.teardown
+
+        async def slow():
+            entered.set()
+            await go_on.wait()
+            await teardown()
+
+        monkeypatch.setattr(subject.live, "teardown", slow)
+        running = asyncio.create_task(subject.cleanup())
+        await entered.wait()
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0)
+        assert not running.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert read(tmp_path / "r", "result.json")["outcome"] == "unscored"
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -204,17 +204,20 @@ class Rollout:
         return self.verdict
 
     async def cleanup(self) -> Result | None:
-        """Tear down and write ``result.json``. Runs to its end even when cancelled again;
-        calling it twice is harmless."""
+        """Tear down and write ``result.json``. Runs to its end also when cancelled, and raises
+        the cancellation then; calling it twice is harmless."""
         if self._cleanup is None:
             self._cleanup = asyncio.create_task(self._clean())
+        cancelled = False
         while not self._cleanup.done():
             try:
                 await asyncio.shield(self._cleanup)
             except asyncio.CancelledError:
-                if self._cleanup.done():
-                    break
-        return self._cleanup.result()
+                cancelled = True
+        result = self._cleanup.result()
+        if cancelled:
+            raise asyncio.CancelledError
+        return result
 
     # -- what phases need -----------------------------------------------------------
 
