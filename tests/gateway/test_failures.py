@@ -231,6 +231,14 @@ async def test_a_cost_budget_that_cannot_be_kept_is_not_ignored(bench, openai):
     assert "no known price" in route.totals().failure[1]
 
 
+async def test_counts_that_are_none_stay_unknown(bench, openai, make_completion):
+    openai.reply(make_completion(usage={"prompt_tokens": "many", "completion_tokens": -3, "cost": -1}))
+    route = await bench.open("openai/m")
+    assert (await bench.ask(route, HELLO))[0] == 200
+    totals = route.totals()
+    assert (totals.prompt_tokens, totals.completion_tokens, totals.cost_usd) == (None, None, None)
+
+
 async def test_a_failed_title_call_says_nothing_about_the_rollout(bench, openai):
     openai.reply({"error": {"message": "no"}}, status=400)
     route = await bench.open("openai/m")

@@ -192,12 +192,14 @@ def _total(usage: dict[str, Any] | None) -> int | None:
     if not usage:
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return prompt + completion if isinstance(prompt, int) and isinstance(completion, int) else None
+    if isinstance(prompt, int) and isinstance(completion, int) and min(prompt, completion) >= 0:
+        return prompt + completion
+    return None
 
 
 def _cost(usage: dict[str, Any] | None, policy: bool) -> float | None:
     """Some providers say what a call cost."""
     cost = (usage or {}).get("cost")
-    if policy or isinstance(cost, bool) or not isinstance(cost, (int, float)):
+    if policy or isinstance(cost, bool) or not isinstance(cost, (int, float)) or cost < 0:
         return None
     return float(cost)

@@ -86,7 +86,10 @@ class Counts:
 
 
 def _plus(total: int | None, more: object) -> int | None:
-    return (total or 0) + more if isinstance(more, int) else total
+    """A count that is none (text, a negative number) leaves the total as it was."""
+    if isinstance(more, bool) or not isinstance(more, int) or more < 0:
+        return total
+    return (total or 0) + more
 
 
 @dataclass(slots=True, eq=False)
