@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchflow.contracts.errors import PrerequisiteError
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -71,8 +73,14 @@ def _host() -> str:
 
 def state_dir() -> Path:
     """``$BENCHFLOW_HOME``, else ``$XDG_CACHE_HOME/benchflow``, else ``~/.cache/benchflow``:
-    images, layers, leases, bundles. Everything in it can be made again."""
+    images, layers, leases, bundles. Absolute, and everything in it can be made again."""
     explicit = os.environ.get("BENCHFLOW_HOME")
     if explicit:
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchflow"
+        return Path(explicit).absolute()
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise PrerequisiteError(
+            "this user has no home directory for caches", fix="export BENCHFLOW_HOME=FOLDER"
+        ) from None
+    return Path(cache).absolute() / "benchflow"

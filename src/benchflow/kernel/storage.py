@@ -288,4 +288,5 @@ def _pressure(error: OSError, path: Path) -> OSError:
         return HostPressureError(
             f"out of file descriptors while writing {path}", fix="raise `ulimit -n` or lower --concurrency"
         )
+    error.filename = os.fspath(path)  # what was asked for, not the temporary file beside it
     return error
