@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 
 import pytest
 
@@ -83,3 +84,26 @@ def test_an_empty_folder_has_no_evaluations(tmp_path):
     assert list_records(tmp_path) == []
     assert list(list_lines(tmp_path)) == [f"no evaluation under {tmp_path}"]
     assert metrics_record(tmp_path)["mean_reward"] is None
+
+
+def test_a_cache_that_cannot_be_brought_up_to_date_is_left_alone(
+    jobs, make_result, write_job_folder, monkeypatch
+):
+    assert len(rows(jobs)) == 3
+    before = (jobs / INDEX_NAME).read_bytes()
+    write_job_folder(jobs / "third", [make_result("d")])
+    connect = sqlite3.connect
+
+    def read_only(path, **options):
+        found = str(path) if path == ":memory:" else f"file:{path}?mode=ro"
+        return connect(found, uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    assert len(rows(jobs)) == 4
+    assert (jobs / INDEX_NAME).read_bytes() == before
+
+
+def test_a_folder_without_jobs_is_left_as_it_is(tmp_path):
+    (tmp_path / "notes").mkdir()
+    assert rows(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]

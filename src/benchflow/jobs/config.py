@@ -302,6 +302,10 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{path}: not a mapping of settings", fix="write lines of the form `agent: mini`")
     lines = {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+    written = [str(key.value) for key, _ in node.value]
+    for key in lines:
+        if written.count(key) > 1:
+            raise UsageError(f"{path} line {lines[key]}: {key} is given twice", fix="keep one of them")
     names = {str(key): f"{path} line {lines.get(str(key), 1)}: {key}" for key in values}
     return {str(key): value for key, value in values.items()}, names
 

@@ -16,7 +16,7 @@ from benchflow.jobs.identity import settings_record
 from benchflow.jobs.plan import Plan
 from benchflow.jobs.preflight import Checked
 from benchflow.jobs.progress import Reporter
-from benchflow.jobs.resume import Continued, find
+from benchflow.jobs.resume import Continued, count_finished, find
 from benchflow.jobs.runner import JobRunner
 from benchflow.kernel.planes import Planes
 
@@ -119,11 +119,15 @@ class Evaluation:
         finally:
             await planes.close()
 
-    async def plan(self) -> tuple[Plan, tuple[str, ...]]:
-        """What ``run`` would do, and the notes it would print; nothing is written or started."""
+    async def plan(self) -> tuple[Plan, tuple[str, ...], int]:
+        """What ``run`` would do, the notes it would print, and how many of the planned rollouts
+        are finished already; nothing is written or started."""
         checked = await preflight.check(self.config)
         continued = self._plan(checked, time.time())
-        return continued.plan, (*checked.notes, *([continued.why_new] if continued.why_new else []))
+        finished = count_finished(continued)
+        going_on = f"continuing job {continued.plan.job_name}: {finished} finished"
+        notes = (*checked.notes, continued.why_new, going_on if continued.earlier else None)
+        return continued.plan, tuple(note for note in notes if note), finished
 
     def _plan(self, checked: Checked, began: float) -> Continued:
         settings = settings_record(self.config, checked.agent.version, checked.sandbox)

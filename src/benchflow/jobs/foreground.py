@@ -21,8 +21,8 @@ T = TypeVar("T")
 def run_in_foreground(config: EvaluationConfig, *, began: float | None = None) -> int:
     """Run (or with ``dry_run`` print) the job, print its closing lines, return the exit code."""
     if config.dry_run:
-        plan, notes = run_async(Evaluation(config=config, began=began).plan)
-        _print_plan(plan, notes, as_json=config.json_output)
+        plan, notes, finished = run_async(Evaluation(config=config, began=began).plan)
+        _print_plan(plan, notes, finished, as_json=config.json_output)
         return 0
     reporter = make_reporter(quiet=config.quiet, interactive=False if config.json_output else None)
     return run_async(lambda: _watched(config, reporter, began))
@@ -70,13 +70,13 @@ def _print_interrupted(evaluation: Evaluation, config: EvaluationConfig) -> None
     print(f"interrupted; continue with: {resume_command(ended.jobs[0])}", file=sys.stderr)
 
 
-def _print_plan(plan: Plan, notes: tuple[str, ...], *, as_json: bool) -> None:
+def _print_plan(plan: Plan, notes: tuple[str, ...], finished: int, *, as_json: bool) -> None:
     if as_json:
         rollouts = [
             {"folder": str(job.folder / p.name), "task": p.task, "trial": p.trial, "group_id": p.group_id}
             for job, p in plan.in_order()
         ]
-        record = {"settings": plan.settings, "notes": list(notes), "rollouts": rollouts}
+        record = {"settings": plan.settings, "notes": list(notes), "finished": finished, "rollouts": rollouts}
         sys.stdout.write(dumps(record, indent=True).decode() + "\n")
         return
     for note in notes:
@@ -85,7 +85,8 @@ def _print_plan(plan: Plan, notes: tuple[str, ...], *, as_json: bool) -> None:
         print(f"{job.folder}  trial {job.trial}, {len(job.rollouts)} rollout(s)")
     for task in plan.tasks.values():
         print(f"  {task.name}  {task.path}  {task.digest[:19]}")
-    print(f"would run {plan.rollouts} rollout(s), {plan.config.concurrency} at once; nothing was written")
+    left = plan.rollouts - finished
+    print(f"would run {left} rollout(s), {plan.config.concurrency} at once; nothing was written")
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

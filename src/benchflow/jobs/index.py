@@ -70,8 +70,15 @@ class Index:
         if not root.is_dir():
             raise UsageError(f"no such folder: {root}", fix="give a folder that `bench run` wrote to")
         self._root = root
-        self._db = _open(root)
-        self._refresh()
+        self._folders = list(find_jobs(root))
+        # A folder that holds no job is somebody else's: nothing is left in it.
+        self._db = _open(root) if self._folders else _in_memory()
+        try:
+            self._refresh()
+        except sqlite3.OperationalError:  # read-only, locked, or no room: answer without a cache
+            self._db.close()
+            self._db = _in_memory()
+            self._refresh()
 
     def __enter__(self) -> Index:
         return self
@@ -91,8 +98,8 @@ class Index:
     def _refresh(self) -> None:
         known = dict(self._db.execute("SELECT path, stamp FROM jobs"))
         with self._db:
-            for folder in find_jobs(self._root):
-                path = os.path.relpath(folder, self._root)
+            for folder in self._folders:
+                path = os.fsencode(os.path.relpath(folder, self._root)).decode("utf-8", "replace")
                 stamp = _stamp(folder)
                 if known.pop(path, None) != stamp:
                     self._read(folder, path, stamp)
@@ -144,12 +151,16 @@ def _open(root: Path) -> sqlite3.Connection:
         _prepare(db)
     except sqlite3.DatabaseError as error:
         if not _replaceable(error, path):
-            db = sqlite3.connect(":memory:")
-            _prepare(db)
-            return db
+            return _in_memory()
         path.unlink(missing_ok=True)
         db = sqlite3.connect(path, timeout=10)
         _prepare(db)
+    return db
+
+
+def _in_memory() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:")
+    _prepare(db)
     return db
 
 

@@ -39,8 +39,11 @@ class JobLock:
                     f"{self.path.parent} is owned by {previous}",
                     fix=f"wait for it, stop it, or remove {self.path} when that machine is gone",
                 )
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, dumps(me.record()) + b"\n", 0)
+            try:
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, dumps(me.record()) + b"\n", 0)
+            except OSError as error:  # a full disk; it says where
+                raise OSError(error.errno, error.strerror, os.fspath(self.path)) from error
             _held.add(self.path)
         return previous if previous != me else None
 

@@ -16,6 +16,7 @@ from benchflow.contracts.errors import UsageError
 from benchflow.contracts.task import Task
 from benchflow.jobs.config import EvaluationConfig, make_config, parse_pairs
 from benchflow.jobs.identity import differences
+from benchflow.jobs.load import current_records
 from benchflow.jobs.plan import Plan, PlannedJob, PlannedRollout, job_parent, make_plan
 from benchflow.jobs.store import planned_rollouts, read_job
 
@@ -80,6 +81,16 @@ def reason_to_run(result: Mapping[str, Any] | None) -> str | None:
         category = result.get("error_category") or result.get("verifier_error_category")
         return f"ended unscored ({category or 'no reward'})"
     return None
+
+
+def count_finished(continued: Continued) -> int:
+    """How many planned rollouts an earlier job has finished already."""
+    finished = 0
+    for job in continued.plan.jobs:
+        earlier = continued.earlier.get(job.trial)
+        found = {r["rollout_name"]: r for r in current_records(earlier.folder)} if earlier else {}
+        finished += sum(reason_to_run(found.get(planned.name)) is None for planned in job.rollouts)
+    return finished
 
 
 def config_of_job(folder: Path, given: dict[str, Any]) -> EvaluationConfig:
