@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,34 @@ def test_what_the_file_system_refuses_is_one_line(bench, examples, tmp_path):
     assert done.stderr.startswith("error: /proc/jobs: No such file or directory")
 
 
+def test_a_state_folder_that_cannot_be_made_names_the_variable(bench, examples, tmp_path):
+    (tmp_path / "file").touch()
+    home = {"BENCHFLOW_HOME": str(tmp_path / "file")}
+    done = bench("run", examples / "hello", "-a", "oracle", "--sandbox", "local", env=home)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "export BENCHFLOW_HOME=" in done.stderr
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_anything_is_made(bench, examples, tmp_path):
+    odd = os.fsdecode(b"jobs\xff")
+    done = bench("run", examples / "hello", "-a", "oracle", "--sandbox", "local", "-o", odd)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not UTF-8" in done.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_the_locale_cannot_show_is_no_traceback(bench, tmp_path):
+    job = tmp_path / "jobs" / "j\N{LATIN SMALL LETTER O WITH DIAERESIS}b"
+    job.mkdir(parents=True)
+    (job / "results.jsonl").touch()
+    for env in (
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ):
+        done = bench("eval", "list", "jobs", env=env)
+        assert (done.returncode, done.stderr) == (0, ""), env
+        assert len(done.stdout.splitlines()) == 2
+
+
 def test_a_closed_stdout_is_no_traceback():
     code = (
         "import sys; sys.stdout = None; from benchflow.cli.main import run; sys.exit(run(['agent', 'list']))"
@@ -137,6 +166,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(bench, examples, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "would run 12 rollout(s)" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_what_is_left(bench, examples):
+    command = ("run", examples / "hello", "-a", "oracle", "--sandbox", "local")
+    assert bench(*command).returncode == 0
+    told = bench(*command, "--dry-run").stdout
+    assert "1 finished" in told and "would run 0 rollout(s)" in told
+    assert "would run 1 rollout(s)" in bench(*command, "--new", "--dry-run").stdout
 
 
 def test_docker_by_name_never_becomes_another_sandbox(bench, examples):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from benchflow.contracts.errors import TaskError, UsageError
@@ -53,3 +55,9 @@ def test_a_folder_with_an_instruction_and_no_configuration_is_a_broken_task(spli
     split(at="half", **{"task.toml": None})
     with pytest.raises(TaskError, match=r"task\.toml: cannot be read"):
         load_tasks([tmp_path])
+
+
+def test_a_name_that_is_not_utf8_is_named(native, tmp_path):
+    native(at="good").rename(tmp_path / os.fsdecode(b"bad\xff"))
+    with pytest.raises(UsageError, match=r"bad\\udcff.*is not UTF-8"):
+        find_tasks([tmp_path])

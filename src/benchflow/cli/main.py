@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import time
@@ -42,6 +43,9 @@ def run(argv: Sequence[str]) -> int:
     if sys.stdout is None or sys.stderr is None:  # closed by the caller: `>&-`
         nowhere = open(os.devnull, "w")  # noqa: SIM115 - in use until the process ends
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may hold what this locale cannot show
+            stream.reconfigure(errors="replace")
     try:
         code = _dispatch(list(argv))
         sys.stdout.flush()
@@ -55,8 +59,20 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.errno is None or error.errno not in _OF_THE_MACHINE:
             raise
-        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return _fail(f"{where}{os.strerror(error.errno)}", "check the path, its permissions and the disk", 1)
+        return _refused(error, os.strerror(error.errno))
+
+
+def _refused(error: OSError, reason: str) -> int:
+    from pathlib import Path
+
+    from benchflow.kernel.ownership import state_dir
+
+    if not isinstance(error.filename, (str, bytes)):
+        return _fail(reason, "check the disk and the permissions", 1)
+    where = os.fsdecode(error.filename)
+    if Path(where).is_relative_to(state_dir()):
+        return _fail(f"{where}: {reason}", "export BENCHFLOW_HOME=FOLDER, one that can be written", 3)
+    return _fail(f"{where}: {reason}", "check the path, its permissions and the disk", 1)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -68,6 +84,9 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"benchflow {version('benchflow')}")
         return 0
+    for word in argv:
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            return _fail(f"{word!r} is not UTF-8", "rename it, or set LANG to a UTF-8 locale", 2)
     name, rest = argv[0], argv[1:]
     if name not in RESOURCES:
         return _fail(f"no such command: {name}", f"one of {', '.join(RESOURCES)}", 2)

@@ -16,12 +16,18 @@ def find_tasks(patterns: Iterable[str | Path]) -> list[Path]:
     """Task folders, in the order given and sorted within a folder or glob, each once.
 
     A folder that is a task stands for itself, any other folder for the tasks directly in
-    it. Raises ``UsageError`` saying what was looked for when a pattern gives nothing.
+    it. Raises ``UsageError`` saying what was looked for when a pattern gives nothing, and
+    for a name that is not UTF-8.
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
         for folder in _expand(str(pattern)):
             found.setdefault(folder.resolve(), folder)
+    for path in map(str, found):
+        if path.encode("utf-8", "replace").decode() != path:
+            raise UsageError(
+                f"the folder name {path!r} is not UTF-8, so no record can hold it", fix="rename it"
+            )
     return list(found.values())
 
 
