@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shlex
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -124,3 +127,65 @@ def test_a_secret_given_to_the_agent_is_in_no_file(bench, examples, tmp_path):
     assert json.loads(job.read_text())["config"]["agent_env"] == ["LEVEL", "MY_TOKEN"]
     (session,) = (tmp_path / "jobs").rglob("acp_trajectory.jsonl")
     assert b"MY_TOKEN=[REDACTED]" in session.read_bytes() and b"LEVEL=high" in session.read_bytes()
+
+
+KEYS = {
+    "OPENAI": "sk-" + "proj-Zx9Yw8Vu7Ts6Rq5Po4Nm3",
+    "ANTHROPIC": "sk-" + "ant-api03-Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8",
+    "GOOGLE": "AIza" + "SyA1b2C3d4E5f6G7h8I9j0KaLbMcNdOePf",
+    "AMAZON": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "DAYTONA": "dtn_" + "0123456789abcdef0123456789abcdef",
+    "GITHUB": "ghp_" + "0123456789abcdefghijABCDEFGHIJ012345",
+    "AZURE": 'q"uo\\te/+pl us0123456789',
+    "PASSPHRASE": "correct horse battery staple",
+}
+LEAK = """
+import base64, json, os, sys, urllib.parse
+for name in {names}:
+    value = os.environ[name]
+    both = base64.b64encode(value.encode()).decode(), base64.b64encode(b"u:" + value.encode()).decode()
+    print(value, *both, "https://u:" + urllib.parse.quote(value, safe="") + "@h/", sep="\\n")
+    print(json.dumps([value]), json.dumps(json.dumps([value])))
+    print(value, file=sys.stderr)
+    sys.stdout.write(value[:9]); sys.stdout.flush(); print(value[9:])
+"""
+
+
+def forms(value: str) -> list[str]:
+    """What must not be found: the value as each encoding spells it, without borrowed edges."""
+    encoded = [base64.b64encode(before + value.encode()).decode() for before in (b"", b"u:")]
+    return [value, json.dumps(value)[1:-1], quote(value, safe=""), encoded[0][:-4], encoded[1][4:-4]]
+
+
+@pytest.mark.parametrize("agent", ["mini", "scripted"])
+def test_keys_of_eight_vendors_are_in_no_file_and_no_line(bench, examples, tmp_path, agent):
+    """C54: raw, in pieces, in base64, URLs and JSON, in files, rows, errors and on the terminal."""
+    (tmp_path / "leak.py").write_text(LEAK.format(names=list(KEYS)))
+    command = f"env; python3 -c {shlex.quote((tmp_path / 'leak.py').read_text())}"
+    if agent == "mini":
+        turns = [{"say": "Looking.", "run": command}, {"say": "Done."}]
+        (tmp_path / "policy.yaml").write_text(json.dumps({"model": "leaky", "turns": turns}))
+        options = ["-m", "scripted/policy.yaml"]
+    else:
+        cut = [{"say": part} for key in KEYS.values() for part in (key[:7], key[7:])]
+        fail = {"fail": {"code": -32603, "message": " ".join(["bad keys", *KEYS.values()])}}
+        (tmp_path / "script.yaml").write_text(json.dumps({"actions": [{"run": command}, *cut, fail]}))
+        options = ["--agent-env", "BENCHFLOW_SCRIPT=script.yaml"]
+    options += [word for name in KEYS for word in ("--agent-env", name)]
+    done = bench("run", examples / "hello", "-a", agent, "--sandbox", "local", *options, env=KEYS)
+    assert done.returncode == (agent == "scripted"), done.stderr
+    assert bench("train", "convert", "jobs", "--out", "rows.jsonl").returncode == 0
+    texts = {"terminal": done.stdout + done.stderr, "rows": (tmp_path / "rows.jsonl").read_text()}
+    for path in (tmp_path / "jobs").rglob("*"):
+        if path.is_file():
+            texts[path.name] = path.read_text()
+    leaks = [
+        (name, where) for name in KEYS for where in texts for f in forms(KEYS[name]) if f in texts[where]
+    ]
+    assert leaks == []
+    events = [json.loads(line) for line in texts["acp_trajectory.jsonl"].splitlines()]
+    said = "".join(e["update"]["content"]["text"] for e in events if e["kind"] == "agent_message")
+    assert not [name for name in KEYS if KEYS[name] in said]
+    assert (
+        "[REDACTED]" in texts["acp_trajectory.jsonl"] and "OPENAI=[REDACTED]" in texts["acp_trajectory.jsonl"]
+    )
