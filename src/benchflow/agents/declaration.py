@@ -27,34 +27,24 @@ from typing import Any, Literal, cast
 
 from benchflow.contracts.agent import AgentCapabilities, SessionContext
 from benchflow.contracts.errors import UsageError
+from benchflow.contracts.sandbox import Sandbox
 
-FORK_LEVELS = ("fork", "resume", "replay", "fresh")
 _PLACEHOLDER = re.compile(r"\{(base_url|api_key|model|effort|workspace|home)\}")
-_TOP: dict[str, type] = {
-    "name": str,
-    "aliases": list,
-    "kind": str,
-    "factory": str,
-    "description": str,
-    "version": str,
-    "auth": str,
-    "dialect": str,
-    "needs_model": bool,
-    "runs_as_root": bool,
-    "session_fork": str,
-    "start": dict,
-    "env": dict,
-    "state": dict,
-    "quirks": dict,
-    "options": dict,
-    "help": dict,
-}
+_CHOICES = {"kind": ("builtin", "acp"), "session_fork": ("fork", "resume", "replay", "fresh")}
+_TEXTS = ("name", "kind", "factory", "description", "version", "auth", "dialect", "session_fork")
 _TABLES: dict[str, dict[str, type]] = {
     "start": {"command": list},
     "state": {"paths": list},
     "quirks": {"mode": str, "model_option": str, "effort_option": str, "handshake_timeout": float},
     "help": {"usage": str},
 }
+_TOP: dict[str, type] = {
+    **dict.fromkeys(_TEXTS, str),
+    **{"aliases": list, "needs_model": bool, "runs_as_root": bool},
+    **dict.fromkeys((*_TABLES, "env", "options"), dict),
+}
+_AS_GIVEN = (*_TEXTS, "needs_model", "runs_as_root", "env", "options")
+"""Keys that are fields of ``Declaration`` as they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,6 @@ class Declaration:
     name: str
     kind: Literal["builtin", "acp"]
     description: str
-    source: str
     aliases: tuple[str, ...] = ()
     factory: str | None = None
     version: str | None = None
@@ -108,6 +97,21 @@ class Declaration:
         return {name: value for name, value in filled.items() if value is not None} | dict(context.env)
 
 
+class DeclaredAgent:
+    """What every agent with a declaration has; ``connect`` is its own."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.name = declaration.name
+        self.version = declaration.version
+        self.declaration = declaration
+
+    def capabilities(self) -> AgentCapabilities:
+        return self.declaration.capabilities()
+
+    async def install(self, sandbox: Sandbox) -> None:
+        return
+
+
 def _fill(template: str, values: Mapping[str, str | None]) -> str | None:
     if any(values[match] is None for match in _PLACEHOLDER.findall(template)):
         return None
@@ -133,44 +137,22 @@ def parse(data: Mapping[str, Any], source: str) -> Declaration:
     for key in ("name", "kind", "description"):
         if key not in data:
             raise UsageError(f"{source}: {key} is missing", fix=f"add {key} = …")
-    _check_choices(data, source)
-    quirks = data.get("quirks", {})
-    return Declaration(
-        name=data["name"],
-        kind=data["kind"],
-        description=data["description"],
-        source=source,
-        aliases=_strings(data.get("aliases", []), source, "aliases"),
-        factory=data.get("factory"),
-        version=data.get("version"),
-        auth=data.get("auth", "none"),
-        dialect=data.get("dialect"),
-        needs_model=data.get("needs_model", True),
-        runs_as_root=data.get("runs_as_root", False),
-        session_fork=data.get("session_fork", "fresh"),
-        start=_strings(data.get("start", {}).get("command", []), source, "start.command"),
-        env=data.get("env", {}),
-        state_paths=_strings(data.get("state", {}).get("paths", []), source, "state.paths"),
-        mode=quirks.get("mode"),
-        model_option=quirks.get("model_option"),
-        effort_option=quirks.get("effort_option"),
-        handshake_timeout=float(quirks.get("handshake_timeout", 60.0)),
-        options=data.get("options", {}),
-        usage=data.get("help", {}).get("usage"),
-    )
-
-
-def _check_choices(data: Mapping[str, Any], source: str) -> None:
-    if data["kind"] not in ("builtin", "acp"):
-        raise UsageError(f"{source}: kind = {data['kind']!r}", fix="use builtin or acp")
-    if data.get("session_fork", "fresh") not in FORK_LEVELS:
-        raise UsageError(
-            f"{source}: session_fork = {data['session_fork']!r}", fix=f"use one of {', '.join(FORK_LEVELS)}"
-        )
+    for key, choices in _CHOICES.items():
+        if data.get(key, choices[0]) not in choices:
+            raise UsageError(f"{source}: {key} = {data[key]!r}", fix=f"use one of {', '.join(choices)}")
     if data["kind"] == "builtin" and "factory" not in data:
         raise UsageError(f"{source}: factory is missing", fix='add factory = "package.module:Class"')
     if data["kind"] == "acp" and not ("start" in data or "factory" in data):
         raise UsageError(f"{source}: start.command is missing", fix="add [start] command = [argv…]")
+    given = {key: data[key] for key in _AS_GIVEN if key in data}
+    return Declaration(
+        **given,
+        **data.get("quirks", {}),
+        **data.get("help", {}),
+        aliases=_strings(data.get("aliases", []), source, "aliases"),
+        start=_strings(data.get("start", {}).get("command", []), source, "start.command"),
+        state_paths=_strings(data.get("state", {}).get("paths", []), source, "state.paths"),
+    )
 
 
 def _check(table: Any, keys: Mapping[str, type], source: str, prefix: str) -> None:

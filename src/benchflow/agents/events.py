@@ -24,46 +24,19 @@ def agent_thought(text: str) -> Event:
     return _message("from_agent", "agent_thought", text)
 
 
-def tool_call(
-    call_id: str, *, title: str, tool_kind: str = "execute", input: Any = None, status: str = "in_progress"
-) -> Event:
-    update = {
-        "sessionUpdate": "tool_call",
-        "toolCallId": call_id,
-        "title": title,
-        "kind": tool_kind,
-        "status": status,
-        "rawInput": input,
-    }
-    return {
-        "direction": "from_agent",
-        "kind": "tool_call",
-        "update": update,
-        "id": call_id,
-        "title": title,
-        "tool_kind": tool_kind,
-        "input": input,
-        "status": status,
-    }
+def tool_call(call_id: str, *, title: str, input: Any, tool_kind: str = "execute") -> Event:
+    update = {"sessionUpdate": "tool_call", "toolCallId": call_id, "title": title, "kind": tool_kind}
+    update |= {"status": "in_progress", "rawInput": input}
+    event = {"direction": "from_agent", "kind": "tool_call", "update": update, "id": call_id}
+    return event | {"title": title, "tool_kind": tool_kind, "input": input, "status": "in_progress"}
 
 
 def tool_result(call: Event, *, output: Any, exit_code: int | None, status: str) -> Event:
     """The end of ``call``; carries its input again, so that the last line of an id is complete."""
-    update = {
-        "sessionUpdate": "tool_call_update",
-        "toolCallId": call["id"],
-        "status": status,
-        "rawOutput": {"output": output, "exit_code": exit_code},
-    }
-    return {
-        **call,
-        "direction": "engine",
-        "kind": "tool_call_update",
-        "update": update,
-        "output": output,
-        "exit_code": exit_code,
-        "status": status,
-    }
+    said = {"output": output, "exit_code": exit_code}
+    update = {"sessionUpdate": "tool_call_update", "toolCallId": call["id"], "status": status}
+    ended = {"direction": "engine", "kind": "tool_call_update", "update": update | {"rawOutput": said}}
+    return call | ended | said | {"status": status}
 
 
 def turn_end(reason: str, **facts: Any) -> Event:

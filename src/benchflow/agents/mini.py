@@ -15,15 +15,8 @@ from typing import Any
 
 from benchflow.agents import bash_tool, events
 from benchflow.agents.chat import ChatClient, TurnEnded
-from benchflow.agents.declaration import Declaration
-from benchflow.contracts.agent import (
-    AgentCapabilities,
-    AskUserHandler,
-    SessionContext,
-    SessionState,
-    StopReason,
-    Usage,
-)
+from benchflow.agents.declaration import DeclaredAgent
+from benchflow.contracts.agent import AskUserHandler, SessionContext, SessionState, StopReason, Usage
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.sandbox import Sandbox
 
@@ -68,19 +61,8 @@ class Settings:
         return cls(**values)
 
 
-class MiniAgent:
+class MiniAgent(DeclaredAgent):
     """Makes ``mini`` sessions."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.name = declaration.name
-        self.version = declaration.version
-        self._declaration = declaration
-
-    def capabilities(self) -> AgentCapabilities:
-        return self._declaration.capabilities()
-
-    async def install(self, sandbox: Sandbox) -> None:
-        return
 
     async def connect(
         self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None
@@ -88,7 +70,7 @@ class MiniAgent:
         """Start a conversation, or continue exactly from ``resume``."""
         if context.route is None:
             raise UsageError(f"agent {self.name} needs a model", fix="pass -m provider/name")
-        settings = Settings.read(self._declaration.options, context.env)
+        settings = Settings.read(self.declaration.options, context.env)
         messages = _saved(resume) if resume else [_system(context.workspace)]
         return MiniSession(sandbox, context, settings, messages)
 

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from benchflow.agents import events
-from benchflow.agents.declaration import Declaration
-from benchflow.contracts.agent import (
-    AgentCapabilities,
-    AskUserHandler,
-    SessionContext,
-    SessionState,
-    StopReason,
-    Usage,
-)
+from benchflow.agents.declaration import DeclaredAgent
+from benchflow.contracts.agent import AskUserHandler, SessionContext, SessionState, StopReason, Usage
 from benchflow.contracts.sandbox import Sandbox
 
 
-class NopAgent:
+class NopAgent(DeclaredAgent):
     """Ends every turn at once and touches nothing."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.name = declaration.name
-        self.version = declaration.version
-        self._declaration = declaration
-
-    def capabilities(self) -> AgentCapabilities:
-        return self._declaration.capabilities()
-
-    async def install(self, sandbox: Sandbox) -> None:
-        return
 
     async def connect(
         self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None
@@ -43,11 +25,11 @@ class NopSession:
     n_tool_calls = 0
 
     def __init__(self, context: SessionContext) -> None:
-        self._record = context.record
+        self._context = context
 
     async def prompt(self, text: str) -> StopReason:
-        self._record(events.user_message(text))
-        self._record(events.turn_end(StopReason.END_TURN))
+        self._context.record(events.user_message(text))
+        self._context.record(events.turn_end(StopReason.END_TURN))
         return StopReason.END_TURN
 
     async def cancel(self) -> None:

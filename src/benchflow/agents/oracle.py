@@ -6,15 +6,9 @@ import shlex
 from pathlib import Path
 
 from benchflow.agents import events
-from benchflow.agents.declaration import Declaration
-from benchflow.contracts.agent import (
-    AgentCapabilities,
-    AskUserHandler,
-    SessionContext,
-    SessionState,
-    StopReason,
-    Usage,
-)
+from benchflow.agents.declaration import DeclaredAgent
+from benchflow.agents.nop import NopSession
+from benchflow.contracts.agent import SessionContext, SessionState, StopReason
 from benchflow.contracts.errors import TaskError
 from benchflow.contracts.sandbox import ExecResult, Sandbox
 from benchflow.kernel import storage
@@ -23,19 +17,8 @@ STDERR_TAIL = 2000
 """Characters of a failed solution's stderr kept in the event."""
 
 
-class OracleAgent:
+class OracleAgent(DeclaredAgent):
     """Uploads the reference solution, runs it and takes it away again."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.name = declaration.name
-        self.version = declaration.version
-        self._declaration = declaration
-
-    def capabilities(self) -> AgentCapabilities:
-        return self._declaration.capabilities()
-
-    async def install(self, sandbox: Sandbox) -> None:
-        return
 
     async def connect(
         self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None
@@ -47,18 +30,16 @@ class OracleAgent:
         return OracleSession(sandbox, context, context.oracle)
 
 
-class OracleSession:
+class OracleSession(NopSession):
     """Each prompt runs the solution once. A solution that fails ends the turn like any other:
     the verifier decides, and the exit code and stderr are in the record and in ``agent/``."""
 
     session_id = "oracle"
-    usage = Usage()
 
     def __init__(self, sandbox: Sandbox, context: SessionContext, solution: Path) -> None:
+        super().__init__(context)
         self._sandbox = sandbox
-        self._context = context
         self._solution = solution
-        self.n_tool_calls = 0
 
     async def prompt(self, text: str) -> StopReason:
         context = self._context
@@ -102,18 +83,6 @@ class OracleSession:
         context = self._context
         for name, data in (("stdout.txt", result.stdout), ("stderr.txt", result.stderr)):
             storage.write_bytes(context.logs / name, context.redact(data), sync=False)
-
-    async def cancel(self) -> None:
-        return
-
-    def on_ask_user(self, handler: AskUserHandler) -> None:
-        return
-
-    async def fork_state(self) -> SessionState:
-        return SessionState("fork")
-
-    async def close(self) -> None:
-        return
 
 
 def _inside(command: str, target: str) -> str:

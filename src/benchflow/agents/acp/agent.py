@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchflow.agents.declaration import Declaration
-from benchflow.contracts.agent import AgentCapabilities, SessionContext, SessionState
+from benchflow.agents.declaration import DeclaredAgent
+from benchflow.contracts.agent import SessionContext, SessionState
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.sandbox import Sandbox
 
@@ -13,19 +13,8 @@ if TYPE_CHECKING:
     from benchflow.agents.acp.session import AcpSession
 
 
-class AcpAgent:
+class AcpAgent(DeclaredAgent):
     """Starts the declared command and opens a session with it."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.name = declaration.name
-        self.version = declaration.version
-        self.declaration = declaration
-
-    def capabilities(self) -> AgentCapabilities:
-        return self.declaration.capabilities()
-
-    async def install(self, sandbox: Sandbox) -> None:
-        return
 
     async def connect(
         self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None

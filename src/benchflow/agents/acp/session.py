@@ -136,7 +136,7 @@ class AcpSession:
         return AgentHandshakeError(
             f"agent {self._declaration.name} {what}",
             fix="see agent/stderr.txt of the rollout",
-            detail=self._stderr.tail() or None,
+            detail=self._tail(),
         )
 
     # ── turns ────────────────────────────────────────────────────────────────────────────
@@ -160,17 +160,13 @@ class AcpSession:
             self._context.record(events.error(error.message, category=error.category, detail=error.detail))
             raise
         except asyncio.CancelledError:
-            await self._stop()
+            await self.cancel()
             self._context.record(events.turn_end(StopReason.CANCELLED))
             raise
         finally:
             self._reply = None
         self._context.record(events.turn_end(reason))
         return reason
-
-    async def cancel(self) -> None:
-        """End the running turn: ask, answer open questions ``cancelled``, wait, then kill."""
-        await self._stop()
 
     def on_ask_user(self, handler: AskUserHandler) -> None:
         self._questions.handler = handler
@@ -187,7 +183,7 @@ class AcpSession:
         if self._closed:
             return
         self._closed = True
-        await self._stop()
+        await self.cancel()
         self._process.stdin.close()
         await self._exit_code()
         await self._kill()
@@ -201,7 +197,7 @@ class AcpSession:
                 last = max(self._transport.last_frame, self._questions.answered_at)
                 left = last + idle - time.monotonic()
                 if left <= 0:
-                    await self._stop()
+                    await self.cancel()
                     raise AgentIdleTimeoutError(f"the agent sent nothing for {idle:g} s", detail=self._tail())
             # While a question is open the user is the one who is silent: look again soon.
             await asyncio.wait({reply}, timeout=idle if left is None else left)
@@ -239,8 +235,9 @@ class AcpSession:
             if self._transport.frames == seen:
                 return
 
-    async def _stop(self) -> None:
-        """Bring the running turn to its end, within the grace and a kill."""
+    async def cancel(self) -> None:
+        """Bring the running turn to its end: ask, answer open questions ``cancelled``, wait for
+        the grace, then kill."""
         reply = self._reply
         if reply is None or reply.done():
             return
@@ -258,7 +255,7 @@ class AcpSession:
             await asyncio.wait({reply}, timeout=EXIT_WAIT)
 
     def _handler_failed(self) -> None:
-        self._stopper = asyncio.create_task(self._stop())
+        self._stopper = asyncio.create_task(self.cancel())
 
     # ── frames ───────────────────────────────────────────────────────────────────────────
 

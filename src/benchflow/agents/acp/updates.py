@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchflow.agents.events import Event
 from benchflow.contracts.agent import Usage
-
-Event = dict[str, Any]
 
 _KINDS = {
     "user_message_chunk": "user_message",

@@ -47,9 +47,11 @@ class Wire:
             while view:
                 view = view[os.write(1, view) :]
 
-    def send(self, message):
-        message = dict(message, jsonrpc="2.0")
+    def frame(self, message):
         self.write(json.dumps(message).encode() + b"\n")
+
+    def send(self, message):
+        self.frame(dict(message, jsonrpc="2.0"))
 
     def update(self, session, update):
         self.send({"method": "session/update", "params": {"sessionId": session, "update": update}})
@@ -242,24 +244,16 @@ class Turn:
             self.wire.write(bytes.fromhex(part))
 
     def do_send(self, message):
-        self.wire.write(json.dumps(message).encode() + b"\n")
+        self.wire.frame(message)
 
     def do_big(self, size):
         """One frame of exactly ``size`` bytes, its newline included."""
-        frame = {
-            "jsonrpc": "2.0",
-            "method": "session/update",
-            "params": {
-                "sessionId": self.session,
-                "update": {
-                    "sessionUpdate": "agent_message_chunk",
-                    "content": {"type": "text", "text": ""},
-                },
-            },
-        }
+        update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": ""}}
+        params = {"sessionId": self.session, "update": update}
+        frame = {"jsonrpc": "2.0", "method": "session/update", "params": params}
         missing = size - len(json.dumps(frame)) - 1
-        frame["params"]["update"]["content"]["text"] = "x" * max(missing, 0)
-        self.wire.write(json.dumps(frame).encode() + b"\n")
+        update["content"]["text"] = "x" * max(missing, 0)
+        self.wire.frame(frame)
 
     def do_stderr(self, what):
         for _ in range(what.get("times", 1)):
