@@ -31,12 +31,21 @@ from wire import (
     send,
 )
 
+DEFAULT_SIGNALS = (SIGPIPE, SIGXFSZ, SIGTERM, SIGCHLD)
 VERBS = ("exec", "pack", "unpack")
 """Requests that the helper hands to a supervisor."""
 
 
 class Killed(BaseException):
     """The engine asked this supervisor to end its tree."""
+
+
+class Refused(Exception):
+    """A command that cannot be started; stderr says why. ``code`` is its exit code."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
 
 
 class Supervisor:
@@ -48,16 +57,16 @@ class Supervisor:
         self.command = 0
 
     def run(self, start):
-        """``start()`` runs in the command's process and does not return."""
+        """``start()`` returns the pid of the command it has started, or raises ``Refused``."""
         try:
-            begun, beginning = posix.pipe()  # closed by the exec
-            self.command = posix.fork()
-            if self.command == 0:
-                start()
-            for fd in (0, 1, 2, beginning):
+            try:
+                self.command = start()
+            except Refused as refusal:
+                send(STARTED, self.ident)
+                send(EXIT, self.ident, refusal.code)
+                return
+            for fd in (0, 1, 2):
                 posix.close(fd)
-            posix.read(begun, 1)
-            posix.close(begun)
             send(STARTED, self.ident, self.command)
             Supervisor.armed = True
             if Supervisor.asked:
@@ -118,16 +127,20 @@ def serve(inbox):
 
 
 def prepare(verb, fds, *rest):
-    """The three descriptors (None is the null device) and the function of a request."""
+    """The three descriptors (None is the null device) and the function that starts it."""
     if verb == "pack":
-        return [None, *fds], lambda: transfer(archive.pack, *rest)
+        return [None, *fds], lambda: fork(lambda: transfer(archive.pack, *rest))
     if verb == "unpack":
         path, owner = rest
         uid, gid, *_ = find_user(owner)
-        return [fds[0], None, fds[1]], lambda: transfer(archive.unpack, path, uid, gid)
+        return [fds[0], None, fds[1]], lambda: fork(lambda: transfer(archive.unpack, path, uid, gid))
     has_stdin, argv, cwd, low, high, user, bare = rest
-    found = find_user(user)
-    return (fds if has_stdin else [None, *fds]), lambda: run_command(argv, cwd, low, high, found, bare)
+    uid, gid, groups, name, home = find_user(user)
+    env = low | ({} if bare else {"HOME": home, "USER": name, "LOGNAME": name}) | high
+    stdio = fds if has_stdin else [None, *fds]
+    if uid == gid == 0:
+        return stdio, lambda: spawn(argv, cwd, env, groups)
+    return stdio, lambda: fork(lambda: run_command(argv, cwd, env, (uid, gid, groups)))
 
 
 def place_stdio(fds):
@@ -138,50 +151,75 @@ def place_stdio(fds):
     posix.closerange(4, 1 << 20)
 
 
-def run_command(argv, cwd, low, high, user, bare):
-    """Replace this process by the command; say on stderr why when it cannot. ``user`` is
-    what ``find_user`` found."""
-    posix.setsid()
-    for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGCHLD):
-        _signal.signal(number, 0)
+def fork(work):
+    """Start ``work``, which does not return, in a child; come back when it has called exec
+    or ended."""
+    begun, beginning = posix.pipe()  # closed by the exec
+    pid = posix.fork()
+    if pid == 0:
+        work()
+    posix.close(beginning)
+    posix.read(begun, 1)
+    posix.close(begun)
+    return pid
+
+
+def spawn(argv, cwd, env, groups):
+    """Start a command of root's, whose user this process has already: without a fork."""
+    try:
+        become(0, 0, groups)
+        enter(cwd)
+        return try_each(argv[0], env, lambda path: posix.posix_spawn(
+            path, argv, env, setsid=True, setsigdef=DEFAULT_SIGNALS))  # fmt: skip
+    except (Failure, OSError, ValueError) as error:
+        raise Refused(explain(argv[0], error)) from None
+
+
+def run_command(argv, cwd, env, identity):
+    """Replace this process by the command; say on stderr why when it cannot."""
     code = 126
     try:
-        uid, gid, groups, name, home = user
-        env = dict(low)
-        if not bare:
-            env.update(HOME=home, USER=name, LOGNAME=name)
-        env.update(high)
-        become(uid, gid, groups)
-        try:
-            posix.chdir(cwd)
-        except OSError as error:
-            raise Failure(f"cannot enter {cwd}: {error.strerror}") from None
-        code = 127
-        execute(argv, env)
-    except Failure as error:
-        complain(str(error))
-    except OSError as error:
-        complain(f"{argv[0]}: {error.strerror}")
-        code = 127 if error.errno == 2 else 126
-    except ValueError as error:
-        complain(f"{argv[0]}: {error}")
+        posix.setsid()
+        for number in DEFAULT_SIGNALS:
+            _signal.signal(number, 0)
+        become(*identity)
+        enter(cwd)
+        try_each(argv[0], env, lambda path: posix.execve(path, argv, env))
+    except (Failure, OSError, ValueError) as error:
+        code = explain(argv[0], error)
     finally:
         posix._exit(code)
 
 
-def execute(argv, env):
-    program = argv[0]
+def enter(cwd):
+    try:
+        posix.chdir(cwd)
+    except OSError as error:
+        raise Failure(f"cannot enter {cwd}: {error.strerror}") from None
+
+
+def try_each(program, env, start):
+    """Start the first that can be of the files ``program`` may mean."""
     if "/" in program:
-        posix.execve(program, argv, env)
+        return start(program)
     last = FileNotFoundError(2, "command not found")
     for folder in env.get("PATH", "/usr/bin:/bin").split(":"):
         try:
-            posix.execve(f"{folder or '.'}/{program}", argv, env)
+            return start(f"{folder or '.'}/{program}")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             last = error
     raise last
+
+
+def explain(program, error):
+    """Say why a command did not start, and return its exit code."""
+    if isinstance(error, Failure):
+        complain(str(error))
+        return 126
+    complain(f"{program}: {error.strerror if isinstance(error, OSError) else error}")
+    return 127 if isinstance(error, (FileNotFoundError, ValueError)) else 126
 
 
 def complain(text):
