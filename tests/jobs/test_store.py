@@ -8,7 +8,8 @@ from benchflow.contracts.errors import UsageError
 from benchflow.jobs.attempts import set_aside
 from benchflow.jobs.load import load_job, load_rollouts
 from benchflow.jobs.store import JobStore, iter_records
-from benchflow.kernel.storage import NO_REDACTION
+from benchflow.jobs.views import metrics_record
+from benchflow.kernel.storage import NO_REDACTION, dumps, read_json, write_json
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,24 @@ def test_the_last_line_of_a_rollout_counts(tmp_path, make_result, write_job_fold
     store.append(make_result("a", 1.0))
     store.close()
     assert load_job(folder).rewards == [1.0]
+
+
+def test_a_null_reward_in_an_object_is_no_reward(tmp_path, make_result, write_job_folder):
+    """C12: two attempts at one task, one of them with ``{"reward": null, …}``."""
+    folder = write_job_folder(tmp_path / "job", [make_result("a", 0.5), make_result("a", None, trial=2)])
+    record = read_json(folder / "a__00000002" / "result.json")
+    record |= {"outcome": "unscored", "rewards": {"reward": None, "rubric": [1, 2]}}
+    write_json(folder / "a__00000002" / "result.json", record)
+    lines = (folder / "results.jsonl").read_bytes().splitlines()[:1]
+    (folder / "results.jsonl").write_bytes(b"\n".join([*lines, dumps(record), b""]))
+    job = load_job(folder)
+    assert job.rewards == [0.5, None]
+    summary = metrics_record(folder)
+    assert (summary["mean_reward"], summary["unscored"], summary["pass_at_k"]) == (
+        0.5,
+        1,
+        {"1": 0.0, "2": None},
+    )
 
 
 def test_jobs_are_found_at_any_depth(tmp_path, make_result, write_job_folder):

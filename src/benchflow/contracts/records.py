@@ -7,9 +7,9 @@ monotonic clock.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from benchflow.contracts.errors import UsageError
 
@@ -127,6 +127,16 @@ class Result(Record):
     retries: int = 0
     rollout_path: str | None = Field(default=None, exclude=True)
     """Where the rollout's folder is; set on reading, never written."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _numbers_only(cls, value: Any) -> Any:
+        """Other writers put ``{"reward": null}`` for no reward, and notes beside the numbers."""
+        if not isinstance(value, dict):
+            return value
+        items = cast(dict[str, Any], value).items()
+        found = {key: n for key, n in items if isinstance(n, (int, float)) and not isinstance(n, bool)}
+        return found if "reward" in found else None
 
     @property
     def reward(self) -> float | None:
