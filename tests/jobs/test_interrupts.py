@@ -182,6 +182,19 @@ def test_a_killed_run_is_cleaned_up_by_the_next_command(hang, make_task, tmp_pat
     assert not marked(running.mark) and not leases(running.mark) and not mounts(running.mark)
 
 
+def test_one_task_in_several_processes_at_the_same_time(make_task, tmp_path):
+    """C26: each has a job, a sandbox and a result of its own; the image is built once and right."""
+    task = make_task(
+        "same", build="RUN sleep 0.5; echo 1 > /etc/built", test="cp /etc/built /logs/verifier/reward.txt"
+    )
+    runs = [Running(task, tmp_path / "jobs", "none", "--trials", "2") for _ in range(3)]
+    assert [run.ended() for run in runs] == [0, 0, 0], [run.lines for run in runs]
+    results = [read_json(path) for path in (tmp_path / "jobs").rglob("result.json")]
+    assert [result["rewards"] for result in results] == [{"reward": 1.0}] * 6
+    assert len({result["rollout_name"] for result in results}) == 6
+    assert len(list((tmp_path / "jobs").rglob("job.json"))) == 6
+
+
 def test_a_killed_run_leaves_the_trajectory_up_to_its_last_event(make_task, tmp_path, bench):
     """C50"""
     script = tmp_path / "script.yaml"
