@@ -51,6 +51,19 @@ async def test_a_solution_that_fails_ends_the_turn_and_shows_why(sandbox, contex
     assert (error["exit_code"], error["stderr"]) == (9, "broken\n")
 
 
+async def test_output_that_is_cut_says_so_and_how_long_it_was(sandbox, context, solution, record, tmp_path):
+    """C38: 20 MB on each stream; the record stays small."""
+    flood = "head -c 20000000 /dev/zero | tr '\\0' x"
+    made = context(oracle=solution(f"{flood}; {flood} >&2; echo; echo end"))
+    await (await catalog.load("oracle").connect(sandbox, made)).prompt("Solve it.")
+    told = record.last("tool_call_update")["output"]
+    assert told.startswith("[… the end of 20000005 bytes …]") and told.endswith("\nend\n")
+    assert len(told) < 100_000
+    for name, size in (("stdout.txt", 20_000_005), ("stderr.txt", 20_000_000)):
+        kept = (tmp_path / "agent" / name).read_bytes()
+        assert f"of {size} bytes kept".encode() in kept[-100:] and len(kept) < 10_000_000
+
+
 async def test_secrets_in_its_output_are_masked(sandbox, context, solution, tmp_path):
     made = context(
         oracle=solution("echo key=hunter22"), redact=lambda data: data.replace(b"hunter22", b"***")

@@ -13,6 +13,8 @@ from benchflow.contracts.errors import TaskError
 from benchflow.contracts.sandbox import ExecResult, Sandbox
 from benchflow.kernel import storage
 
+OUTPUT_TAIL = 64 * 1024
+"""Bytes of the solution's output that its record repeats."""
 STDERR_TAIL = 2000
 """Characters of a failed solution's stderr kept in the event."""
 
@@ -56,7 +58,7 @@ class OracleSession(NopSession):
         context.record(
             events.tool_result(
                 call,
-                output=result.out,
+                output=_told(context.redact(result.stdout), result.stdout_bytes),
                 exit_code=result.exit_code,
                 status="completed" if result.ok else "failed",
             )
@@ -81,8 +83,12 @@ class OracleSession(NopSession):
 
     def _keep(self, result: ExecResult) -> None:
         context = self._context
-        for name, data in (("stdout.txt", result.stdout), ("stderr.txt", result.stderr)):
-            storage.write_bytes(context.logs / name, context.redact(data), sync=False)
+        for name, data, size in (
+            ("stdout.txt", result.stdout, result.stdout_bytes),
+            ("stderr.txt", result.stderr, result.stderr_bytes),
+        ):
+            note = b"" if len(data) == size else b"\n[... %d of %d bytes kept ...]\n" % (len(data), size)
+            storage.write_bytes(context.logs / name, context.redact(data) + note, sync=False)
 
 
 def _inside(command: str, target: str) -> str:
@@ -95,6 +101,12 @@ def _inside(command: str, target: str) -> str:
         return command
     script = shlex.quote(word)
     return f"chmod +x {script} && {script} {rest}".rstrip()
+
+
+def _told(data: bytes, size: int) -> str:
+    """The end of a masked output, for the record; more is in ``agent/``. Says what was cut."""
+    text = data[-OUTPUT_TAIL:].decode("utf-8", "replace")
+    return text if size <= OUTPUT_TAIL else f"[… the end of {size} bytes …]\n{text}"
 
 
 def _failure(command: str, result: ExecResult) -> events.Event:
