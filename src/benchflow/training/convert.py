@@ -18,27 +18,18 @@ from typing import Any, BinaryIO
 
 from benchflow.contracts.errors import UsageError
 from benchflow.gateway.calls import load_calls
+from benchflow.kernel import registry
 from benchflow.kernel.storage import dumps, replacing, write_json
-from benchflow.training.calls import Call
-from benchflow.training.conversation import Skip, has_tool_calls
+from benchflow.training.calls import Call, Skip, has_tool_calls
 from benchflow.training.discover import Found, check_path, find_rollouts
-from benchflow.training.formats import Row, Rows, Source, find_format
+from benchflow.training.formats import Row, Rows, Source
 from benchflow.training.groups import Group, Member, check_formula, make_groups, parse_by
+from benchflow.training.records import MANIFEST_VERSION, ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord, read_rollout
-from benchflow.training.versions import MANIFEST_VERSION, ROW_VERSION
 
 SKIPS = (
-    "no_result",
-    "no_trajectory",
-    "reward",
-    "provider_error",
-    "no_assistant",
-    "terminal_error",
-    "masked",
-    "invalid",
-    "no_tokens",
-    "withheld",
-    "zero_variance",
+    *("no_result", "no_trajectory", "reward", "provider_error", "no_assistant", "terminal_error"),
+    *("masked", "invalid", "no_tokens", "withheld", "zero_variance"),
 )
 """Reasons a rollout yields no row, each a ``skipped_…`` counter of the manifest."""
 
@@ -112,7 +103,7 @@ def convert(
 ) -> Report:
     """Write the rows of everything under ``path`` to ``out``, which appears whole or not at all.
     Raises ``UsageError`` for a path without rollouts, an unknown format, formula or key."""
-    rows, root = find_format(options.format), check_path(path)
+    rows, root = registry.resolve("exporters", options.format), check_path(path)
     report = Report(str(out), options)
     found = list(find_rollouts(root))
     if not found:

@@ -16,10 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from benchflow.contracts.errors import UsageError
 from benchflow.jobs.load import is_job
 from benchflow.jobs.store import result_files
-from benchflow.kernel.storage import read_json, read_lines
+from benchflow.kernel.storage import read_lines
 
 ROLLOUT_NAME = re.compile(r".+__[0-9a-f]{8}$")
 """``<task>__<8 hex>``."""
@@ -56,6 +58,16 @@ def check_path(path: str | Path) -> str:
     return root
 
 
+def read_dict(path: str) -> dict[str, Any] | None:
+    """The JSON object in a file; None when there is none that can be read."""
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            record = orjson.loads(handle.read())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def _plan(job_dir: str) -> dict[str, dict[str, Any]]:
     """Planned rollouts by name, in the field names of ``config.json``."""
     path = os.path.join(job_dir, "job.json")
@@ -67,12 +79,7 @@ def _plan(job_dir: str) -> dict[str, dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def _read_plan(path: str, _modified: int) -> dict[str, dict[str, Any]]:
-    try:
-        job = read_json(Path(path))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(job, dict):
-        return {}
+    job = read_dict(path) or {}
     shared = {"agent": job.get("agent"), "model": job.get("model"), "job": job.get("job_name")}
     return {
         item["name"]: {**item, "task_name": item.get("task"), **shared}

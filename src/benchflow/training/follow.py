@@ -23,7 +23,7 @@ from benchflow.contracts.errors import JobDiedError
 from benchflow.jobs.load import is_job
 from benchflow.jobs.lock import owner_of
 from benchflow.jobs.store import result_files
-from benchflow.training.discover import line_rollout
+from benchflow.training.discover import line_rollout, read_dict
 from benchflow.training.rollouts import RolloutRecord
 
 HEARTBEAT = 1.0
@@ -146,11 +146,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _is_final(job: Path) -> bool:
-    try:
-        summary = orjson.loads((job / "summary.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return False
-    return isinstance(summary, dict) and summary.get("final") is True
+    return (read_dict(f"{job}/summary.json") or {}).get("final") is True
 
 
 async def follow(root: Path) -> AsyncGenerator[tuple[list[RolloutRecord], JobState]]:

@@ -35,6 +35,7 @@ KEYS: dict[str, Callable[[RolloutRecord], Any]] = {
     "branch": lambda rollout: rollout.branch,
 }
 
+Key = tuple[Any, ...]
 Advantages = list[float | None]
 
 
@@ -117,7 +118,7 @@ class Member:
 @dataclass(slots=True)
 class Group:
     by: tuple[str, ...]
-    key: tuple[Any, ...]
+    key: Key
     formula: str
     part: int = 1
     members: list[Member] = field(default_factory=list[Member])
@@ -207,7 +208,7 @@ def exclusion(rollout: RolloutRecord) -> str | None:
     return None if reached_model(rollout) else "never reached the model"
 
 
-def group_key(rollout: RolloutRecord, by: tuple[str, ...]) -> tuple[Any, ...]:
+def group_key(rollout: RolloutRecord, by: tuple[str, ...]) -> Key:
     """Values of the keys. A rollout that no plan put into a group is a group of its own."""
     if by == PLANNED and rollout.group_id is None:
         return (f"rollout={rollout.job}/{rollout.name}",)
@@ -216,7 +217,7 @@ def group_key(rollout: RolloutRecord, by: tuple[str, ...]) -> tuple[Any, ...]:
 
 def make_groups(rollouts: Iterable[RolloutRecord], by: tuple[str, ...], formula: str) -> list[Group]:
     """Group everything that was found, in order of appearance, and close the groups."""
-    groups: dict[tuple[Any, ...], Group] = {}
+    groups: dict[Key, Group] = {}
     for rollout in rollouts:
         key = group_key(rollout, by)
         group = groups.get(key)

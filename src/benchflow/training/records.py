@@ -12,7 +12,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from benchflow.contracts.records import AttributionRecord, PolicyVersion, Record
-from benchflow.training.versions import MANIFEST_VERSION, ROW_VERSION, STREAM_VERSION
+
+ROW_VERSION = 1
+STREAM_VERSION = 1
+MANIFEST_VERSION = 1
+"""A reader refuses a newer one."""
 
 Finite = Field(allow_inf_nan=False)
 

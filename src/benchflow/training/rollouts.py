@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from benchflow.contracts.errors import UsageError
-from benchflow.contracts.records import RESULT_VERSION
+from benchflow.contracts.records import RESULT_VERSION, check_version
 from benchflow.gateway.calls import load_calls
 from benchflow.training.calls import succeeded
-from benchflow.training.discover import Found, planned
+from benchflow.training.discover import Found, planned, read_dict
 
 UNFINISHED = "result missing"
 CUT = "result cut short"
@@ -64,10 +61,6 @@ class RolloutRecord:
     @property
     def group_id(self) -> str | None:
         return self._identity("group_id")
-
-    @property
-    def identity(self) -> str | None:
-        return self._identity("identity")
 
     @property
     def branch(self) -> str | None:
@@ -124,18 +117,13 @@ def read_rollout(found: Found) -> RolloutRecord:
     """Read ``result.json``. A newer schema than ours raises ``UsageError``."""
     rollout = RolloutRecord(found.path, found.job_dir)
     path = os.path.join(found.path, "result.json")
-    record = _read_dict(path)
+    record = read_dict(path)
     if record is not None and ("outcome" in record or "rewards" in record):
-        version = record.get("schema_version", 1)
-        if not isinstance(version, int) or version > RESULT_VERSION:
-            raise UsageError(
-                f"{path} has schema_version {version!r}; this benchflow reads up to {RESULT_VERSION}",
-                fix="upgrade benchflow",
-            )
+        check_version(record, RESULT_VERSION, path)
         rollout.result = record
         return rollout
     rollout.problem = CUT if os.path.exists(path) else UNFINISHED
-    rollout.config = _read_dict(os.path.join(found.path, "config.json")) or planned(found)
+    rollout.config = read_dict(os.path.join(found.path, "config.json")) or planned(found)
     return rollout
 
 
@@ -152,15 +140,6 @@ def reached_model(rollout: RolloutRecord) -> bool:
     if isinstance(calls, int) and isinstance(failed, int) and calls > failed:
         return True
     return any(succeeded(call) for call in load_calls(rollout.calls_path))
-
-
-def _read_dict(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb", buffering=0) as handle:
-            record = orjson.loads(handle.read())
-    except (OSError, orjson.JSONDecodeError):
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def number(value: Any) -> float | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from benchflow.training.calls import Call, is_agents, metadata, succeeded
+from benchflow.training.calls import Call, is_agents, metadata, request_body, succeeded
 
 MERGE = "exact"
 _COMPACTING = frozenset({"compaction", "summary"})
@@ -197,12 +197,11 @@ def read_sampled(call: Call, unavailable: dict[str, dict[str, int]]) -> Sampled:
             reason = why.get("reason") or ("not_returned" if capture else "not_captured")
             reasons[reason] = reasons.get(reason, 0) + 1
     has_ids = prompt is not None and ids is not None
-    body = (call.get("request") or {}).get("body")
     return Sampled(
         index=call.get("index", 0),
         node_id=call.get("node_id", ""),
         policy_version=details.get("policy_version"),
-        messages=(body.get("messages") or []) if isinstance(body, dict) else [],
+        messages=request_body(call).get("messages") or [],
         prompt=prompt if has_ids else None,
         completion=(ids or []) if has_ids else [],
         logprobs=logprobs if has_ids else None,

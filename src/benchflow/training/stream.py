@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ from benchflow.kernel.storage import LineWriter, read_lines
 from benchflow.training.discover import check_path, find_rollouts
 from benchflow.training.follow import JobState
 from benchflow.training.follow import follow as follow_jobs
-from benchflow.training.groups import Group, check_formula, group_key, make_member, parse_by
+from benchflow.training.groups import Group, Key, check_formula, group_key, make_member, parse_by
+from benchflow.training.records import STREAM_VERSION
 from benchflow.training.rollouts import RolloutRecord, read_rollout
 from benchflow.training.segments import segment_calls
-from benchflow.training.versions import STREAM_VERSION
 
 Note = Callable[[str], None]
+Part = tuple[int, list[RolloutRecord]]
+"""A group that was held back: its part and its members."""
 
 
 async def stream_rollouts(
@@ -60,7 +63,7 @@ async def stream_rollouts(
     root = Path(check_path(path))
     if timeout is not None and not 0 < timeout < math.inf:
         raise UsageError(f"--timeout {timeout:g} is not a time", fix="give seconds above 0, or leave it out")
-    groups = _assembler(group_size, group_by, group_advantage, on_note or _ignore)
+    groups = _assembler(group_size, group_by, group_advantage, on_note or (lambda _: None))
     cursor = Cursor(since)
     batches = _followed(root, timeout) if follow and _may_grow(root) else _finished(root)
     try:
@@ -73,11 +76,13 @@ async def stream_rollouts(
                     yield await asyncio.to_thread(make_record, standing, replaces, with_segments)
                     cursor.mark(standing.rollout)
     except JobDiedError:
-        _report_incomplete(groups)
+        if groups:
+            groups.report_incomplete()
         raise
     finally:
         cursor.close()
-    _report_incomplete(groups)
+    if groups:
+        groups.report_incomplete()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +133,9 @@ class Assembler:
     by: tuple[str, ...]
     formula: str
     note: Note
-    _open: dict[tuple[Any, ...], list[RolloutRecord]] = field(
-        default_factory=dict[tuple[Any, ...], list[RolloutRecord]]
-    )
-    _withheld: dict[tuple[Any, ...], list[tuple[int, list[RolloutRecord]]]] = field(
-        default_factory=dict[tuple[Any, ...], list[tuple[int, list[RolloutRecord]]]]
-    )
-    _parts: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
+    _open: dict[Key, list[RolloutRecord]] = field(default_factory=dict[Key, list[RolloutRecord]])
+    _withheld: dict[Key, list[Part]] = field(default_factory=dict[Key, list[Part]])
+    _parts: Counter[Key] = field(default_factory=Counter[Key])
 
     def add(self, rollout: RolloutRecord) -> list[Standing]:
         """The members of the group that this rollout completes, else nothing. A rollout that
@@ -151,7 +152,7 @@ class Assembler:
         if len(members) < self.size:
             return []
         del self._open[key]
-        self._parts[key] = self._parts.get(key, 0) + 1
+        self._parts[key] += 1
         return self._close(key, self._parts[key], members)
 
     def report_incomplete(self) -> None:
@@ -159,7 +160,7 @@ class Assembler:
             group = Group(self.by, key, self.formula)
             self.note(f"withheld {group.id}: {len(members)} of {self.size} members finished")
 
-    def _close(self, key: tuple[Any, ...], part: int, members: list[RolloutRecord]) -> list[Standing]:
+    def _close(self, key: Key, part: int, members: list[RolloutRecord]) -> list[Standing]:
         group = Group(self.by, key, self.formula, part, [make_member(m) for m in members]).close()
         if group.withheld:
             self._withheld.setdefault(key, []).append((part, members))
@@ -245,11 +246,6 @@ def _may_grow(root: Path) -> bool:
     return any(find_jobs(root)) or not any(find_rollouts(root))
 
 
-def _report_incomplete(groups: Assembler | None) -> None:
-    if groups:
-        groups.report_incomplete()
-
-
 async def _finished(root: Path) -> AsyncGenerator[Iterable[RolloutRecord]]:
     """One batch: what is finished now, in the order it finished."""
     found = {item.path: item for item in find_rollouts(root)}
@@ -290,7 +286,3 @@ def _assembler(
     if size < 1:
         raise UsageError(f"--group-size {size} is not a size", fix="give at least 1")
     return Assembler(size, parse_by(by), check_formula(advantage or "grpo"), note)
-
-
-def _ignore(_note: str) -> None:
-    return None

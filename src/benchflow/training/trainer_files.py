@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchflow.gateway.calls import load_calls
 from benchflow.kernel.storage import NO_REDACTION, Redactor, dumps, write_bytes
-from benchflow.training.conversation import Skip
+from benchflow.training.calls import Skip
 from benchflow.training.formats import Source, verifiers
 from benchflow.training.rollouts import RolloutRecord
 

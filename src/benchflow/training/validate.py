@@ -11,9 +11,8 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from benchflow.contracts.errors import UsageError
-from benchflow.training.conversation import has_tool_calls
-from benchflow.training.records import ChatRow, TokenRow, VerifiersRow
-from benchflow.training.versions import ROW_VERSION
+from benchflow.training.calls import has_tool_calls
+from benchflow.training.records import ROW_VERSION, ChatRow, TokenRow, VerifiersRow
 
 MODELS: dict[str, type[BaseModel]] = {"chat": ChatRow, "verifiers": VerifiersRow, "tokens": TokenRow}
 _TELLTALE = {"chat": "messages", "verifiers": "completion", "tokens": "prompt_ids"}

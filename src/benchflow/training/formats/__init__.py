@@ -1,7 +1,7 @@
 """One file per row format. A format turns one rollout into rows.
 
 ``rows(source)`` returns the rows of one rollout as plain dicts, or raises
-``conversation.Skip``. More formats come from entry points in ``benchflow.exporters``.
+``calls.Skip``. More formats come from entry points in ``benchflow.exporters``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from benchflow.kernel import registry
 from benchflow.training.calls import Call
 from benchflow.training.rollouts import RolloutRecord
 from benchflow.training.segments import Segmented, segment_calls
@@ -42,12 +41,3 @@ class Source:
 
 
 Rows = Callable[[Source], list[Row]]
-
-
-def find_format(name: str) -> Rows:
-    """The format's function; an unknown name lists what exists."""
-    return registry.resolve("exporters", name)
-
-
-def format_names() -> list[str]:
-    return registry.names("exporters")

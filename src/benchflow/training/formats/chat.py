@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchflow.training.conversation import conversation, last_agent_call, tools
+from benchflow.training.calls import conversation, last_agent_call, tools
 from benchflow.training.formats import Row, Source
+from benchflow.training.records import ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord
-from benchflow.training.versions import ROW_VERSION
 
 
 def rows(source: Source) -> list[Row]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchflow.training.conversation import Skip
+from benchflow.training.calls import Skip
 from benchflow.training.formats import Row, Source
-from benchflow.training.versions import ROW_VERSION
+from benchflow.training.records import ROW_VERSION
 
 
 def rows(source: Source) -> list[Row]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from benchflow.training.calls import Call, finish_reason
-from benchflow.training.conversation import conversation, last_agent_call, split_prompt, tools
+from benchflow.training.calls import Call, conversation, finish_reason, last_agent_call, split_prompt, tools
 from benchflow.training.formats import Row, Source
 from benchflow.training.formats.chat import token_usage
+from benchflow.training.records import ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord, number
-from benchflow.training.versions import ROW_VERSION
 
 LIMITS = frozenset({"timeout", "idle_timeout", "context_limit", "budget", "max_tokens", "max_turn_requests"})
 
