@@ -383,3 +383,43 @@ async def test_a_teardown_that_fails_costs_no_record(rollout, tmp_path, monkeypa
     result = read(tmp_path / "r", "result.json")
     assert result["rewards"] == ({"reward": 0.5} if scored else None)
     assert result["error_category"] == (None if scored else "agent_crash")
+
+
+PHASES = ("setup", "start", "install_agent", "connect", "execute", "disconnect", "verify")
+
+
+@pytest.mark.parametrize(
+    ("done", "wrong", "words"),
+    [
+        ("", "start", "setup"),
+        ("", "connect", "start"),
+        ("", "verify", "start"),
+        ("setup", "setup", "called already"),
+        ("setup", "install_agent", "start"),
+        ("setup", "execute", "connect"),
+        ("setup", "verify", "start"),
+        ("setup start", "start", "called already"),
+        ("setup start", "execute", "connect"),
+        *(("setup start cleanup", phase, "ended|already|connect") for phase in PHASES),
+    ],
+)
+async def test_a_phase_out_of_order_is_the_callers_mistake_and_leaves_nothing(
+    rollout, done, wrong, words, planes
+):
+    subject, _ = rollout(answers)
+    async with subject:
+        for phase in done.split():
+            await getattr(subject, phase)()
+        with pytest.raises(UsageError, match=words):
+            await getattr(subject, wrong)()
+        assert subject.error is None
+    assert await planes.provider.reap() == []
+
+
+async def test_a_role_that_was_never_declared_is_refused(rollout):
+    subject, _ = rollout(answers)
+    async with subject:
+        await subject.setup()
+        await subject.start()
+        with pytest.raises(UsageError, match="no role of this rollout"):
+            await subject.connect_as(Role("other", "stranger"))

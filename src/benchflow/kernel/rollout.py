@@ -128,6 +128,8 @@ class Rollout:
     async def setup(self) -> None:
         """Read the task, resolve roles and environment, write ``config.json``. Nothing is
         written when the request itself is wrong."""
+        if self._files is not None:
+            raise UsageError("setup() was called already", fix="one Rollout is one run; create another")
         with self._phase("setup", "other"):
             task = self._task or self.planes.load_task(Path(self.config.task_path))
             self._task = task
@@ -146,7 +148,9 @@ class Rollout:
 
     async def start(self) -> None:
         """Prepare the image, open the way to the model, start the sandbox."""
-        provider, task = self.planes.provider, self.task
+        if self.sandbox is not None:
+            raise UsageError("start() was called already", fix="one Rollout is one run; create another")
+        provider, task, _ = self.planes.provider, self.task, self.files
         with self._phase("image", "image"):
             async with self.planes.image_gate:
                 self.image = await provider.prepare(requests.image_source(task, self.config))
@@ -160,23 +164,30 @@ class Rollout:
 
     async def install_agent(self) -> None:
         """Make each agent ready inside the sandbox."""
+        sandbox = self.live
         with self._phase("install", "agent_setup"):
             for agent in self._agents.values():
-                await agent.install(self.live)
+                await agent.install(sandbox)
 
     async def connect(self) -> None:
         """Open the session of the first role."""
-        await self.connect_as(self.steps[0].role)
+        await self.connect_as(self.steps[0].role if self.steps else self.main_role)
 
     async def connect_as(self, role: Role, *, fresh: bool = False) -> None:
         """Open, or with ``fresh=False`` reuse, the session of ``role``."""
+        sandbox = self.live
+        if role.agent not in self._agents:
+            raise UsageError(
+                f"no role of this rollout has the agent {role.agent!r}",
+                fix=f"one of {', '.join(self._agents)}",
+            )
         self._role = role
         if fresh:
             await self._close_session(role.name)
         if role.name not in self._sessions:
             with self._phase("connect", "agent_setup"):
                 agent = self._agents[role.agent]
-                self._sessions[role.name] = await agent.connect(self.live, self._context(role, agent))
+                self._sessions[role.name] = await agent.connect(sandbox, self._context(role, agent))
 
     async def execute(self, prompts: Sequence[str] | None = None, *, scene: str = "main") -> None:
         """Send prompts to the connected role, one step each. ``None`` sends the instruction."""
@@ -195,6 +206,7 @@ class Rollout:
 
     async def verify(self) -> VerifyResult:
         """Score the current node. A verifier's own fault is in the result, not raised."""
+        _ = self.live  # before the phase: a wrong order is the caller's mistake, not the rollout's end
         with self._phase("verify", "verifier"):
             async with self.planes.verify_gate:
                 self.verdict = await self.planes.reward.score(self._verify_request())
@@ -454,6 +466,8 @@ class Rollout:
     @contextmanager
     def _phase(self, name: str, clock: str) -> Generator[None]:
         """Time a phase and classify what ends it, once, where it happened."""
+        if self._cleanup is not None:
+            raise UsageError("this rollout has ended", fix="one Rollout is one run; create another")
         self._emit(name)
         with self._clock.measure(clock) if clock != "other" else _nothing():
             try:
