@@ -9,9 +9,10 @@ import pytest
 
 from benchflow.jobs.index import INDEX_NAME, Index
 from benchflow.jobs.metrics import row_of
+from benchflow.jobs.plan import PlannedRollout
 from benchflow.jobs.store import JobStore
 from benchflow.jobs.views import list_lines, list_records, metrics_lines, metrics_record
-from benchflow.kernel.storage import NO_REDACTION
+from benchflow.kernel.storage import NO_REDACTION, write_json
 
 
 @pytest.fixture
@@ -107,3 +108,15 @@ def test_a_folder_without_jobs_is_left_as_it_is(tmp_path):
     (tmp_path / "notes").mkdir()
     assert rows(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_an_unfinished_job_is_looked_at_again(tmp_path, make_result, write_job_folder):
+    """A result that its job never listed completes it; no stamp of the job's own files shows that."""
+    folder = write_job_folder(tmp_path / "jobs" / "one", [make_result("a")])
+    plan = {name: "" for name in PlannedRollout.__slots__}
+    write_json(folder / "job.json", {"rollouts": [plan, plan]})
+    assert len(rows(tmp_path / "jobs")) == 1
+    late = make_result("b")
+    (folder / late.rollout_name).mkdir()
+    write_json(folder / late.rollout_name / "result.json", late.model_dump())
+    assert len(rows(tmp_path / "jobs")) == 2

@@ -7,7 +7,7 @@ import pytest
 from benchflow.contracts.errors import UsageError
 from benchflow.jobs.attempts import set_aside
 from benchflow.jobs.load import load_job, load_rollouts
-from benchflow.jobs.store import JobStore, iter_records
+from benchflow.jobs.store import JobStore, iter_records, read_job
 from benchflow.jobs.views import metrics_record
 from benchflow.kernel.storage import NO_REDACTION, dumps, read_json, write_json
 
@@ -129,3 +129,34 @@ def test_a_move_that_was_killed_half_way_is_finished(tmp_path):
 def test_nothing_is_moved_when_nothing_ran(tmp_path):
     assert set_aside(tmp_path / "hello__1") == 0
     assert not (tmp_path / "hello__1").exists()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {"rollouts": 5},
+        {"rollouts": [{"name": "x"}]},
+        {"config": []},
+        {"rollouts": [], "settings": "none"},
+    ],
+)
+def test_a_foreign_job_record_is_refused_in_one_line(tmp_path, record):
+    write_json(tmp_path / "job.json", record)
+    with pytest.raises(UsageError, match="is not a job record"):
+        read_job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"task_name": 5}, {"agent": {}}, {"rewards": {"reward": "high"}}, {"rewards": {"reward": True}}],
+)
+def test_a_foreign_result_is_no_result(tmp_path, make_result, write_job_folder, fields):
+    folder = write_job_folder(tmp_path / "job", [make_result("a"), make_result("b")])
+    foreign = {**make_result("a").model_dump(), **fields}
+    write_json(folder / "a__00000001" / "result.json", foreign)
+    write_json(folder / "b__00000001" / "result.json", make_result("b").model_dump())
+    (folder / "results.jsonl").unlink()
+    assert [result.task_name for result in load_job(folder.parent / "job" / "b__00000001").rollouts] == ["b"]
+    (folder / "results.jsonl").write_bytes(dumps(foreign) + b"\n")
+    assert [result.task_name for result in load_job(folder).rollouts] == ["b"]

@@ -114,6 +114,8 @@ class Index:
             job = {}
         records = current_records(folder)
         first = records[0] if records else {}
+        if len(records) < len(job.get("rollouts", ())):
+            stamp = ""  # a rollout's own file may complete it, which no stamp of the job's files shows
         key = self._db.execute(
             "INSERT INTO jobs (path, stamp, name, agent, model, sandbox, created_at, trial, planned)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -127,9 +127,26 @@ def read_job(folder: Path) -> dict[str, Any]:
     except (OSError, orjson.JSONDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="run the tasks again as a new job") from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is not a job record")
+        raise UsageError(f"{path} is not a job record", fix="run the tasks again as a new job")
     check_version(found, JOB_VERSION, str(path))
+    wrong = [key for key, sound in _JOB_SHAPE.items() if key in found and not sound(found[key])]
+    if wrong:
+        raise UsageError(
+            f"{path} is not a job record: {', '.join(wrong)}", fix="run the tasks again as a new job"
+        )
     return found
+
+
+def _is_plan(value: Any) -> bool:
+    needed = set(PlannedRollout.__slots__)
+    return isinstance(value, list) and all(isinstance(item, dict) and needed <= item.keys() for item in value)
+
+
+_JOB_SHAPE: dict[str, Callable[[Any], bool]] = {
+    "rollouts": _is_plan,
+    "config": lambda value: isinstance(value, dict),
+    "settings": lambda value: isinstance(value, dict),
+}
 
 
 def planned_rollouts(job: dict[str, Any]) -> tuple[PlannedRollout, ...]:
@@ -180,11 +197,11 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     path = folder / "result.json"
     try:
         return _parse(path.read_bytes(), path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
 
-_NEEDED = frozenset({"task_name", "rollout_name", "agent", "outcome"})
+_NEEDED = ("task_name", "rollout_name", "agent", "outcome")
 
 
 def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
@@ -192,10 +209,18 @@ def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
         record = orjson.loads(line.strip(b"\0\r\n \t"))
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(record, dict) or not record.keys() >= _NEEDED:
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in _NEEDED):
         return None
     check_version(record, RESULT_VERSION, str(path))
-    return record
+    return record if _is_scored_or_not(record.get("rewards")) else None
+
+
+def _is_scored_or_not(rewards: Any) -> bool:
+    """Null, or an object whose ``reward`` is a number or null."""
+    reward = rewards.get("reward") if isinstance(rewards, dict) else rewards
+    return reward is None or (
+        isinstance(rewards, dict) and isinstance(reward, (int, float)) and not isinstance(reward, bool)
+    )
 
 
 def _split_lines(data: bytes) -> tuple[list[bytes], list[bytes]]:
