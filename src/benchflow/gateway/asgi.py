@@ -36,20 +36,29 @@ class Disconnected(Exception):
     """The client went away before its request was complete."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    parts = [body]
-    while message.get("more_body"):
+class BadRequest(ValueError):
+    """The body is no chat request; the message says why."""
+
+
+async def read_chat(receive: Receive) -> tuple[bytes, dict[str, Any]]:
+    """The body of a chat-completions request as it came, and as JSON that holds a list of messages.
+    Raises ``Disconnected`` or ``BadRequest``."""
+    parts: list[bytes] = []
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
         parts.append(message.get("body", b""))
-    return b"".join(parts)
+        more = message.get("more_body")
+    raw = b"".join(parts)
+    try:
+        body = wire.loads(raw)
+    except wire.BadJson as error:
+        raise BadRequest(f"the request body is not JSON: {error}") from error
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise BadRequest("the request body needs a list of messages")
+    return raw, body
 
 
 async def send_head(send: Send, status: int, headers: list[Header]) -> None:
@@ -67,20 +76,11 @@ async def send_json(send: Send, status: int, payload: Any, *extra: Header) -> No
 
 
 class Listener:
-    """Serves one ASGI app on a unix socket or a TCP address until ``stop``."""
+    """Serves one ASGI app on a unix socket or at ``(host, port)`` until ``stop``."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        path: Path | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        log_level: str = "error",
-    ) -> None:
+    def __init__(self, app: App, where: Path | tuple[str, int], *, log_level: str = "error") -> None:
         self._app = app
-        self._path = path
-        self._address = (host, port)
+        self._where = where
         self._log_level = log_level
         self._server: asyncio.Server | None = None
         self._state = ServerState()
@@ -111,18 +111,18 @@ class Listener:
         def protocol() -> asyncio.Protocol:
             return config.http_protocol_class(config=config, server_state=self._state, app_state={})  # type: ignore[call-arg]
 
-        loop = asyncio.get_running_loop()
+        loop, where = asyncio.get_running_loop(), self._where
         try:
-            if self._path is None:
-                self._server = await loop.create_server(protocol, sock=self._bind(), backlog=2048)
-            else:
-                self._check_path(self._path)
-                self._server = await loop.create_unix_server(protocol, str(self._path), backlog=2048)
+            if isinstance(where, Path):
+                _check_length(where)
+                self._server = await loop.create_unix_server(protocol, str(where), backlog=2048)
                 # Agents of several users connect; the folder decides who gets here, the key what for.
-                os.chmod(self._path, 0o666)
+                os.chmod(where, 0o666)
+            else:
+                self._server = await loop.create_server(protocol, sock=_bind(where), backlog=2048)
         except OSError as error:
-            where = self._path or "{}:{}".format(*self._address)
-            raise PrerequisiteError(f"cannot listen on {where}: {error.strerror or error}") from error
+            shown = where if isinstance(where, Path) else "{}:{}".format(*where)
+            raise PrerequisiteError(f"cannot listen on {shown}: {error.strerror or error}") from error
 
     async def stop(self, grace: float = 1.0) -> None:
         """Stop accepting, let requests in flight end for ``grace`` seconds, then cancel them."""
@@ -142,24 +142,25 @@ class Listener:
             connection.transport.abort()
         await asyncio.sleep(0)
         self._server = None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if isinstance(self._where, Path):
+            self._where.unlink(missing_ok=True)
 
-    def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(self._address)
-        except BaseException:
-            listening.close()
-            raise
-        return listening
 
-    @staticmethod
-    def _check_path(path: Path) -> None:
-        if len(os.fsencode(path)) > _UNIX_PATH_LIMIT:
-            raise PrerequisiteError(
-                f"the socket path {path} is longer than {_UNIX_PATH_LIMIT} bytes",
-                fix="use a shorter temporary folder (TMPDIR)",
-            )
+def _bind(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _check_length(path: Path) -> None:
+    if len(os.fsencode(path)) > _UNIX_PATH_LIMIT:
+        raise PrerequisiteError(
+            f"the socket path {path} is longer than {_UNIX_PATH_LIMIT} bytes",
+            fix="use a shorter temporary folder (TMPDIR)",
+        )

@@ -64,18 +64,17 @@ class CallLog:
     def close(self) -> None:
         self._writer.close()
 
-    def context_of(self, messages: Any) -> int | None:
+    def context_of(self, messages: list[Any]) -> int | None:
         """Tokens that the longest earlier call on the same prefix used: a lower bound for this one."""
-        if not isinstance(messages, list):
-            return None
-        texts = [wire.dumps(message) for message in messages]
-        found = self._messages.longest(lambda a, b: b"\n".join([*texts[a:b], b""]), len(texts))
+        found = self._prefix([wire.dumps(message) for message in messages])
         return self._sizes.get(found[0]) if found else None
 
-    def extends(self, messages: Any) -> bool:
+    def extends(self, messages: list[Any]) -> bool:
         """Does this conversation continue one that was seen?"""
-        texts = [wire.dumps(message) for message in messages]
-        return self._messages.longest(lambda a, b: b"\n".join([*texts[a:b], b""]), len(texts)) is not None
+        return self._prefix([wire.dumps(message) for message in messages]) is not None
+
+    def _prefix(self, texts: list[bytes]) -> tuple[int, int] | None:
+        return self._messages.longest(lambda a, b: b"\n".join([*texts[a:b], b""]), len(texts))
 
     def append(self, record: dict[str, Any], *, total_tokens: int | None = None) -> int:
         """Write ``record`` (a whole call without ``index``) and return its index."""
@@ -99,7 +98,7 @@ class CallLog:
         for key, value in body.items():
             if key == "messages" and isinstance(value, list):
                 texts = [wire.dumps(message) for message in value]
-                found = self._messages.longest(lambda a, b, t=texts: b"\n".join([*t[a:b], b""]), len(texts))
+                found = self._prefix(texts)
                 if found:
                     references[key] = {"call": found[0], "n": found[1]}
                     short[key] = value[found[1] :]

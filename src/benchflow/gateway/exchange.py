@@ -19,11 +19,12 @@ from benchflow.gateway import failures, sse, tokens, wire
 from benchflow.gateway.asgi import (
     JSON,
     SSE,
+    BadRequest,
     Disconnected,
     Receive,
     Scope,
     Send,
-    read_body,
+    read_chat,
     send_bytes,
     send_head,
     send_json,
@@ -79,16 +80,11 @@ class Trouble:
 async def handle(route: Route, patience: Patience, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve one ``POST /v1/chat/completions``."""
     try:
-        raw = await read_body(receive)
-        body = wire.loads(raw)
+        raw, body = await read_chat(receive)
     except Disconnected:
         return
-    except wire.BadJson as error:
-        message = f"the request body is not JSON: {error}"
-        return await send_json(send, 400, wire.error_body(message, "invalid_request_error"))
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        message = "the request body needs a list of messages"
-        return await send_json(send, 400, wire.error_body(message, "invalid_request_error"))
+    except BadRequest as error:
+        return await send_json(send, 400, wire.error_body(str(error), "invalid_request_error"))
     if route.closed:
         return await send_json(send, 410, wire.error_body("this rollout is over", "rollout_closed"))
     headers = {

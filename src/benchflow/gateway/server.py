@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -59,7 +57,7 @@ class GatewayServer:
         self._patience = patience or Patience()
         self._cooldown = cooldown
         self._read_timeout = read_timeout
-        self._listener = Listener(self._app, path=socket)
+        self._listener = Listener(self._app, socket)
         self._client: aiohttp.ClientSession | None = None
         self._guards: dict[tuple[str, str | None], Guard] = {}
         self._scripted: dict[str, ScriptedUpstream] = {}
@@ -149,7 +147,7 @@ class GatewayServer:
         if handler is not None:
             return await handler(route, self._patience, scope, receive, send)
         if scope["method"] in ("GET", "HEAD") and path == "/v1/models":
-            return await send_json(send, 200, _model_list(route))
+            return await send_json(send, 200, wire.model_list(route.model, route.spec.max_context))
         served = ", ".join(f"{method} {served}" for method, served in DIALECTS)
         message = f"no {scope['method']} {path} here; this gateway serves {served} and GET /v1/models"
         await send_json(send, 404, wire.error_body(message, "invalid_request_error", "unknown_url"))
@@ -186,8 +184,7 @@ class GatewayServer:
         route.log.users -= 1
         if route.log.users == 0:
             route.log.close()
-            with contextlib.suppress(KeyError):
-                del self._logs[route.log.path]
+            self._logs.pop(route.log.path, None)
 
 
 def _bearer(headers: list[tuple[bytes, bytes]]) -> str:
@@ -195,10 +192,3 @@ def _bearer(headers: list[tuple[bytes, bytes]]) -> str:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return value[7:].strip().decode("latin-1")
     return ""
-
-
-def _model_list(route: Route) -> dict[str, Any]:
-    entry = {"id": route.model, "object": "model", "created": 0, "owned_by": "benchflow"}
-    if route.spec.max_context is not None:
-        entry["max_model_len"] = route.spec.max_context
-    return {"object": "list", "data": [entry]}

@@ -29,6 +29,7 @@ SAMPLING = (
 _CHOICE_FIELDS = ("token_ids", "response_token_ids", "prompt_token_ids", "raw_output", "policy_versions")
 _BODY_FIELDS = ("prompt_token_ids", "prompt_logprobs", "sglext")
 _PREFIX = "token_id:"
+Unavailable = dict[str, dict[str, str]]
 _INT: set[type] = {int}
 _NUMBER: set[type] = {int, float}
 
@@ -62,7 +63,7 @@ def failed(provider: str, requested: bool, detail: str) -> dict[str, Any]:
 
 def read(provider: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """The ``token_capture`` of a whole reply (see ``contracts.records.TokenCapture``)."""
-    unavailable: dict[str, dict[str, str]] = {}
+    unavailable: Unavailable = {}
     choices = [choice for choice in body.get("choices") or () if isinstance(choice, dict)]
     prompt = _prompt_ids(body, choices)
     if prompt is None:
@@ -72,14 +73,7 @@ def read(provider: str, body: Mapping[str, Any]) -> dict[str, Any]:
     completions = [
         _completion(body, choice, position, unavailable) for position, choice in enumerate(choices)
     ]
-    return {
-        "schema_version": TOKEN_CAPTURE_VERSION,
-        "provider": provider,
-        "requested": True,
-        "prompt_token_ids": prompt,
-        "completions": completions,
-        "unavailable": unavailable,
-    }
+    return _capture(provider, True, prompt, completions, unavailable)
 
 
 def strip(body: dict[str, Any], *, keep_logprobs: bool) -> dict[str, Any]:
@@ -101,13 +95,20 @@ def exact(capture: Mapping[str, Any]) -> bool:
 
 def _missing(provider: str, requested: bool, reason: str, detail: str) -> dict[str, Any]:
     fields = ("prompt_token_ids", "completion_token_ids", "logprobs")
+    unavailable = {field: _reason(reason, detail) for field in fields}
+    return _capture(provider, requested, None, [], unavailable)
+
+
+def _capture(
+    provider: str, requested: bool, prompt: list[int] | None, completions: list[Any], unavailable: Unavailable
+) -> dict[str, Any]:
     return {
         "schema_version": TOKEN_CAPTURE_VERSION,
         "provider": provider,
         "requested": requested,
-        "prompt_token_ids": None,
-        "completions": [],
-        "unavailable": {field: _reason(reason, detail) for field in fields},
+        "prompt_token_ids": prompt,
+        "completions": completions,
+        "unavailable": unavailable,
     }
 
 
@@ -131,10 +132,7 @@ def _prompt_ids(body: Mapping[str, Any], choices: list[dict[str, Any]]) -> list[
 
 
 def _completion(
-    body: Mapping[str, Any],
-    choice: dict[str, Any],
-    position: int,
-    unavailable: dict[str, dict[str, str]],
+    body: Mapping[str, Any], choice: dict[str, Any], position: int, unavailable: Unavailable
 ) -> dict[str, Any]:
     content = [entry for entry in _sub(choice, "logprobs", "content") or () if isinstance(entry, dict)]
     named = _named_ids(content)
@@ -191,10 +189,7 @@ def _named_ids(content: list[dict[str, Any]]) -> list[int] | None:
 
 
 def _logprobs(
-    content: list[dict[str, Any]],
-    ids: list[int] | None,
-    position: int,
-    unavailable: dict[str, dict[str, str]],
+    content: list[dict[str, Any]], ids: list[int] | None, position: int, unavailable: Unavailable
 ) -> list[float] | None:
     values: list[Any] = [entry.get("logprob") for entry in content]
     if not values and ids != []:

@@ -64,3 +64,11 @@ def events(stream: bytes) -> list[bytes]:
 def error_body(message: str, kind: str, code: str | None = None, **extra: Any) -> dict[str, Any]:
     """An error in the shape every OpenAI-compatible client reads."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code or kind, **extra}}
+
+
+def model_list(name: str, context: int | None) -> dict[str, Any]:
+    """The answer to ``GET /v1/models``; ``context`` is in tokens, None for no limit."""
+    entry = {"id": name, "object": "model", "created": 0, "owned_by": "benchflow"}
+    if context is not None:
+        entry["max_model_len"] = context
+    return {"object": "list", "data": [entry]}

@@ -123,26 +123,11 @@ def _construct(loader: yaml.SafeLoader, node: yaml.MappingNode) -> _Map:
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
 
-_KINDS = {
-    _Map: "a mapping",
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
+_KINDS = {_Map: "a mapping", str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _FINISH = ("stop", "length", "content_filter")
 _CHOICE_KEYS = (
-    "weight",
-    "label",
-    "say",
-    "think",
-    "run",
-    "write",
-    "call",
-    "fail",
-    "finish",
-    "delay_ms",
-    "usage",
+    *("weight", "label", "say", "think", "run", "write", "call"),
+    *("fail", "finish", "delay_ms", "usage"),
 )
 
 
@@ -201,7 +186,6 @@ class _Reader:
                 raise self.wrong(where, "choices", "must be a list of alternatives")
             choices = tuple(self.choice(entry) for entry in entries)
         else:
-            self.known(where, ("when", *_CHOICE_KEYS))
             choices = (self.choice(where),)
         if sum(choice.weight for choice in choices) <= 0:
             raise self.wrong(where, "choices", "at least one weight must be above 0")

@@ -11,12 +11,13 @@ from typing import Any
 
 from benchflow.gateway import sse, tokens, wire
 from benchflow.gateway.asgi import (
+    BadRequest,
     Disconnected,
     Listener,
     Receive,
     Scope,
     Send,
-    read_body,
+    read_chat,
     send_head,
     send_json,
 )
@@ -41,7 +42,7 @@ class ScriptedServer:
         self.policy = policy
         self._seed = seed
         self._host = host
-        self._listener = Listener(self._app, host=host, port=port, log_level="critical")
+        self._listener = Listener(self._app, (host, port), log_level="critical")
         self._attempts: OrderedDict[bytes, int] = OrderedDict()
 
     @property
@@ -59,22 +60,17 @@ class ScriptedServer:
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = (scope["method"], scope["path"].rstrip("/"))
         if route == ("GET", "/v1/models"):
-            return await send_json(send, 200, self._models())
+            return await send_json(send, 200, wire.model_list(self.policy.name, self.policy.context))
         if route == ("GET", "/health"):
             return await send_json(send, 200, {})
         if route != ("POST", "/v1/chat/completions"):
             return await send_json(send, 404, wire.error_body("Not Found", "NotFoundError"))
         try:
-            raw = await read_body(receive)
-            body = wire.loads(raw)
+            raw, body = await read_chat(receive)
         except Disconnected:
             return
-        except wire.BadJson as error:
-            return await send_json(send, 400, wire.error_body(f"not JSON: {error}", "BadRequestError"))
-        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            return await send_json(
-                send, 400, wire.error_body("messages: a list is required", "BadRequestError")
-            )
+        except BadRequest as error:
+            return await send_json(send, 400, wire.error_body(str(error), "BadRequestError"))
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         await self._complete(headers, raw, body, send)
 
@@ -123,12 +119,6 @@ class ScriptedServer:
         if len(self._attempts) > _REMEMBERED:
             self._attempts.popitem(last=False)
         return attempt
-
-    def _models(self) -> dict[str, Any]:
-        entry = {"id": self.policy.name, "object": "model", "created": 0, "owned_by": "benchflow"}
-        if self.policy.context is not None:
-            entry["max_model_len"] = self.policy.context
-        return {"object": "list", "data": [entry]}
 
 
 async def serve(

@@ -37,14 +37,6 @@ def encode(text: str) -> list[int]:
     return [byte + OFFSET for byte in text.encode("utf-8", "surrogatepass")]
 
 
-def decode(ids: Sequence[int]) -> str:
-    """The text, with marks spelled out."""
-    parts: list[bytes] = []
-    for token in ids:
-        parts.append(bytes([token - OFFSET]) if token >= OFFSET else _MARKS.get(token, "").encode())
-    return b"".join(parts).decode("utf-8", "replace")
-
-
 TEXTS = tuple(
     chr(token - OFFSET) if OFFSET <= token < OFFSET + 128 else _MARKS.get(token, "\ufffd")
     for token in range(VOCABULARY)
