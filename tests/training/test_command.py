@@ -91,3 +91,9 @@ def test_stream_exit_codes(bench, jobs):
     (job / "summary.json").write_text('{"final": true}')
     code, said, errors = bench("stream", jobs.root)
     assert (code, len(said), errors) == (0, 1, [])
+
+
+def test_a_stream_without_anything_says_so(bench, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, said, errors = bench("stream", tmp_path / "empty", "--no-follow")
+    assert (code, said, errors) == (0, [], [f"nothing new under {tmp_path / 'empty'}"])

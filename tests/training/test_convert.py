@@ -123,6 +123,24 @@ def test_agents_without_a_model_have_nothing_to_reach(jobs):
     assert rows == [] and report.skipped["no_trajectory"] == 2
 
 
+@pytest.mark.parametrize("fields", [{"agent": {}}, {"task_name": 5}, {"rewards": [1]}])
+def test_a_foreign_result_is_a_missing_member(jobs, fields):
+    jobs.rollout(1.0, trial=1)
+    result = jobs.rollout(1.0, trial=2) / "result.json"
+    result.write_bytes(orjson.dumps({**orjson.loads(result.read_bytes()), **fields}))
+    report, rows = run(jobs, advantage="grpo")
+    assert rows == [] and len(report.notes()) == 2
+    report, rows = run(jobs)
+    assert len(rows) == 1 and report.skipped["no_result"] == 1
+
+
+@pytest.mark.parametrize("plan", [5, [5], {"a": 1}, [{"name": None}]])
+def test_a_foreign_plan_plans_nothing(jobs, plan):
+    folder = jobs.rollout(1.0)
+    (folder.parent / "job.json").write_bytes(orjson.dumps({"rollouts": plan}))
+    assert len(run(jobs, advantage="grpo")[1]) == 1
+
+
 def test_a_cut_result_is_a_missing_member(jobs):
     jobs.rollout(1.0, trial=1)
     folder = jobs.rollout(1.0, trial=2)

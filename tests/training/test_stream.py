@@ -242,6 +242,15 @@ async def test_a_foreign_cursor_is_refused(jobs, tmp_path):
         await collect(jobs.root, follow=False, since=tmp_path / "rows.jsonl")
 
 
+async def test_a_file_that_is_no_cursor_is_left_as_it_was(jobs, tmp_path):
+    jobs.rollout(1.0)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("buy milk\n")
+    with pytest.raises(UsageError, match="not a cursor"):
+        await collect(jobs.root, follow=False, since=notes)
+    assert notes.read_text() == "buy milk\n"
+
+
 async def test_rollouts_outside_of_a_job_are_not_waited_for(jobs):
     folder = jobs.rollout(1.0, list_it=False)
     for path in (jobs.root, folder):

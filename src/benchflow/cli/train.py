@@ -99,10 +99,15 @@ def stream(
     from benchflow.kernel.storage import dumps
     from benchflow.training.stream import stream_rollouts
 
+    told = 0
+
     def note(text: str) -> None:
+        nonlocal told
+        told += 1
         print(text, file=sys.stderr, flush=True)
 
     async def run() -> None:
+        nonlocal told
         records = stream_rollouts(
             path,
             follow=follow,
@@ -115,6 +120,9 @@ def stream(
             on_note=note,
         )
         async for record in records:
+            told += 1
             print(dumps(record).decode(), flush=True)
 
     asyncio.run(run())
+    if not told:
+        note(f"nothing new under {path}")

@@ -80,10 +80,11 @@ def _plan(job_dir: str) -> dict[str, dict[str, Any]]:
 @lru_cache(maxsize=8)
 def _read_plan(path: str, _modified: int) -> dict[str, dict[str, Any]]:
     job = read_dict(path) or {}
+    listed = job.get("rollouts")
     shared = {"agent": job.get("agent"), "model": job.get("model"), "job": job.get("job_name")}
     return {
         item["name"]: {**item, "task_name": item.get("task"), **shared}
-        for item in job.get("rollouts") or ()
+        for item in (listed if isinstance(listed, list) else ())
         if isinstance(item, dict) and isinstance(item.get("name"), str)
     }
 

@@ -15,6 +15,7 @@ from benchflow.training.discover import Found, planned, read_dict
 
 UNFINISHED = "result missing"
 CUT = "result cut short"
+FOREIGN = "result not of a rollout"
 
 
 @dataclass(slots=True)
@@ -118,13 +119,23 @@ def read_rollout(found: Found) -> RolloutRecord:
     rollout = RolloutRecord(found.path, found.job_dir)
     path = os.path.join(found.path, "result.json")
     record = read_dict(path)
-    if record is not None and ("outcome" in record or "rewards" in record):
+    if record is not None and ("outcome" in record or "rewards" in record) and _is_result(record):
         check_version(record, RESULT_VERSION, path)
         rollout.result = record
         return rollout
-    rollout.problem = CUT if os.path.exists(path) else UNFINISHED
+    unread = CUT if os.path.exists(path) else UNFINISHED
+    rollout.problem = unread if record is None else FOREIGN
     rollout.config = read_dict(os.path.join(found.path, "config.json")) or planned(found)
     return rollout
+
+
+_NAMES = ("task_name", "task_digest", "rollout_name", "agent", "model", "group_id", "outcome")
+
+
+def _is_result(record: dict[str, Any]) -> bool:
+    """The names are text and the rewards an object, where they are given."""
+    named = all(record.get(name) is None or isinstance(record[name], str) for name in _NAMES)
+    return named and isinstance(record.get("rewards") or {}, dict)
 
 
 NEEDS_NO_MODEL = frozenset({"oracle", "nop", "scripted"})

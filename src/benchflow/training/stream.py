@@ -193,7 +193,10 @@ class Cursor:
         if file.is_dir():
             raise UsageError(f"--since {file} is a folder", fix="name a file; it is made when absent")
         if file.exists():
-            for line in read_lines(file):
+            lines = list(read_lines(file))
+            if not lines and file.stat().st_size:
+                self._load(None, file)  # whatever it holds, it is not ours to append to
+            for line in lines:
                 self._load(line, file)
         file.parent.mkdir(parents=True, exist_ok=True)
         self._writer = LineWriter(file)
