@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchflow.contracts.sandbox import Limits
 from benchflow.sandboxes.local.sandbox import LocalSandbox
 from benchflow.sandboxes.local.seccomp import DENIED
 
@@ -189,3 +190,44 @@ async def test_the_neighbours_cannot_be_seen(sandbox: LocalSandbox, create) -> N
     other = await create()
     await other.spawn(["sleep", "987654"])
     assert "987654" not in (await sandbox.exec("cat /proc/*/cmdline")).out
+
+
+HALF_DEAD = """
+import ctypes, threading, time
+def beat():
+    while True:
+        with open('/tmp/beat', 'a') as file: file.write('x')
+        time.sleep(0.005)
+threading.Thread(target=beat, daemon=True).start()
+time.sleep(0.02)
+ctypes.CDLL(None).syscall(EXIT, 0)
+""".replace("EXIT", str((60, 93)[column()]))
+
+
+async def test_a_process_whose_first_thread_has_ended_is_killed(sandbox: LocalSandbox) -> None:
+    """To ``/proc`` it looks like a zombie while its other threads run on."""
+    start = 'setsid python3 -c "$0" > /dev/null 2>&1 & until [ -s /tmp/beat ]; do sleep 0.01; done'
+    looks = "until grep -qs '^State:.*Z' /proc/[0-9]*/status; do sleep 0.01; done"
+    assert (await sandbox.exec(["sh", "-c", f"{start}; {looks}", HALF_DEAD], user="agent", timeout=20)).ok
+    assert await sandbox.kill_processes(user="agent") == 1
+    await sandbox.exec("rm /tmp/beat")
+    assert (await sandbox.exec(["python3", "-c", HALF_DEAD], user="agent", timeout=1)).timed_out
+    await sandbox.exec("rm /tmp/beat; sleep 0.1")
+    assert not (await sandbox.exec(["test", "-e", "/tmp/beat"])).ok
+
+
+DEEP = """
+import os
+for _ in range(3000):
+    os.mkdir('d' * 20); os.chdir('d' * 20)
+"""
+
+
+@pytest.mark.parametrize("storage", [64, 4000])
+async def test_folders_too_deep_for_any_path_go_at_the_end(create, home: Path, storage: int) -> None:
+    sandbox = await create(limits=Limits(storage_mb=storage))
+    assert (await sandbox.exec(["python3", "-c", DEEP], user="agent")).ok
+    upper = sandbox._cell._upper.root
+    assert upper.exists()
+    await sandbox.teardown()
+    assert not upper.exists()

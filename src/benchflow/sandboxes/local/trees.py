@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
+import uuid
 from pathlib import Path
 
 from benchflow.contracts.errors import HostPressureError, SandboxStartError
+
+_LONGEST = 1024
+"""Characters of a path that may get one more name; the kernel takes 4095 bytes."""
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -25,20 +28,33 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Overlay leaves its work folder with mode 000, and an agent may do the same to its own;
-    root passes, an ordinary owner opens them first."""
+    """Remove a tree that nothing writes to, however deep: an agent may have nested folders
+    beyond what a path, a call stack or one descriptor per level could hold. Overlay leaves
+    its work folder with mode 000, and an agent may do the same to its own; root passes, an
+    ordinary owner opens them first."""
     try:
-        shutil.rmtree(path)
+        _remove(os.fspath(path), opening=os.geteuid() != 0)
     except FileNotFoundError:
         if path.exists():
             raise
-    except PermissionError:
-        for folder, names, _ in os.walk(path):
-            for name in names:
-                inner = os.path.join(folder, name)
-                if not os.path.islink(inner):
-                    os.chmod(inner, 0o700)
-        shutil.rmtree(path)
+
+
+def _remove(top: str, *, opening: bool) -> None:
+    folders = [top]
+    for folder in folders:  # grows meanwhile: parents come before what is in them
+        if opening:
+            os.chmod(folder, 0o700)
+        with os.scandir(folder) as items:
+            for item in items:
+                if not item.is_dir(follow_symlinks=False):
+                    os.unlink(item.path)
+                elif len(item.path) < _LONGEST:
+                    folders.append(item.path)
+                else:
+                    folders.append(f"{top}/{uuid.uuid4().hex}")
+                    os.rename(item.path, folders[-1])
+    for folder in reversed(folders):
+        os.rmdir(folder)
 
 
 def is_tmpfs(path: Path) -> bool:

@@ -29,9 +29,9 @@ _HOLD = (
     "sys.stdout.write('x');sys.stdout.flush();sys.stdin.read()\n"
 )
 _REMOVE = (
-    "import ctypes,os,shutil,sys\n"
+    "import ctypes,os,sys\n"
     "ctypes.CDLL(None).setns(int(sys.argv[1]),0) and sys.exit('cannot join the user namespace')\n"
-    "shutil.rmtree(sys.argv[2])\n"
+    "os.execvp('rm',['rm','-rf','--',sys.argv[2]])\n"
 )
 
 

@@ -11,22 +11,26 @@ from wire import SIGKILL, SIGSTOP, read_file
 
 KILL_DEADLINE = 20.0
 """Seconds a killed process may take to vanish; only one stuck in the kernel takes longer."""
+THREADS = 17
+"""Place of the number of threads in ``/proc/PID/stat``, counted from the state."""
 
 
 def processes():
-    """``{pid: (state, parent)}`` of everything in the sandbox."""
+    """``{pid: (alive, parent)}`` of everything in the sandbox. A process whose first thread
+    has ended looks like a zombie, but lives as long as it has others."""
     found = {}
     for name in posix.listdir("/proc"):
         if name.isdigit():
             stat = read_file(f"/proc/{name}/stat")
-            fields = stat[stat.rfind(b")") + 2 :].split(None, 2)
-            if len(fields) == 3:
-                found[int(name)] = (fields[0], int(fields[1]))
+            fields = stat[stat.rfind(b")") + 2 :].split()
+            if len(fields) > THREADS:
+                alive = fields[0] not in (b"Z", b"X") or int(fields[THREADS]) > 1
+                found[int(name)] = (alive, int(fields[1]))
     return found
 
 
 def living_below(root):
-    """Pids of the descendants of ``root`` that are not zombies."""
+    """Pids of the descendants of ``root`` that are alive."""
     found = processes()
     children = {}
     for pid, (_, parent) in found.items():
@@ -34,7 +38,7 @@ def living_below(root):
     pending, below = list(children.get(root, ())), []
     while pending:
         pid = pending.pop()
-        if found[pid][0] not in (b"Z", b"X"):
+        if found[pid][0]:
             below.append(pid)
         pending.extend(children.get(pid, ()))
     return below
@@ -89,8 +93,8 @@ def targets(uid=None):
     """Living processes of commands, of ``uid`` only unless it is None."""
     return [
         pid
-        for pid, (state, parent) in processes().items()
-        if parent != 0 and state not in (b"Z", b"X") and (uid is None or uid in uids_of(pid))
+        for pid, (alive, parent) in processes().items()
+        if alive and parent != 0 and (uid is None or uid in uids_of(pid))
     ]
 
 
