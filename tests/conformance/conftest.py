@@ -51,6 +51,13 @@ def _local_remains() -> set[str]:
 REMAINS: dict[str, Callable[[], set[str]]] = {"local": _local_remains}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs the whole suite: what is left on the host is the same for all workers."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("conformance"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder of its own for the whole suite."""
