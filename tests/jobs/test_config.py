@@ -88,6 +88,8 @@ def test_waits_grow_up_to_the_cap_and_are_jittered():
         ({"trials": 10**9}, "trials: input should be less than or equal to 100000"),
         ({"tasks": [""]}, "tasks: an empty text names nothing"),
         ({"prompt": ["one", " "]}, "prompt: an empty text names nothing"),
+        ({"sandbox_user": "a:b"}, "sandbox_user: a user name is"),
+        ({"sandbox_user": "a\nroot2:x:0:0"}, "sandbox_user: a user name is"),
         ({"jobs_dir": ""}, "jobs_dir: an empty text names nothing"),
     ],
 )

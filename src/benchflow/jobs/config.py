@@ -7,6 +7,7 @@ makes the command-line options; nothing is spelled out a second time.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from benchflow.contracts.errors import UsageError
 FailureKind = Literal["failed", "errored", "verifier_errored", "unscored", "cancelled"]
 
 
+_USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 MOST_TRIALS = 100_000
 """Every rollout is planned, with its folder, before the first one starts."""
 
@@ -187,7 +189,11 @@ class EvaluationConfig(BaseModel):
     @field_validator("sandbox_user")
     @classmethod
     def _root_is_none(cls, value: str | None) -> str | None:
-        return None if value in (None, "", "root", "null", "none") else value
+        if value in (None, "", "root", "null", "none"):
+            return None
+        if not _USER_NAME.fullmatch(value):
+            raise ValueError("a user name is letters, digits, `_`, `-` and `.`, at most 32 of them")
+        return value
 
     @field_validator("job_name")
     @classmethod
