@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchflow.contracts.sandbox import NetworkPolicy
@@ -28,23 +28,25 @@ class Checked:
     def lines(self) -> list[str]:
         """What a person reads: the verdict, then each finding with file, line and key."""
         verdict = "ok" if self.ok else "broken"
-        facts = f"  {network_facts(self.task)}" if self.task else ""
+        networks = [f"{who} {_shown(policy)}" for who, policy in self._networks().items()]
+        facts = f"  network: {', '.join(networks)}" if networks else ""
         found = [f"  problem: {item}" for item in self.problems]
         found += [f"  warning: {item}" for item in self.warnings]
         return [f"{verdict}  {self.path}{facts}", *found]
 
     def record(self) -> dict[str, object]:
-        def rows(items: tuple[Problem, ...]) -> list[dict[str, object]]:
-            return [{"file": i.file, "line": i.line, "key": i.key, "message": i.message} for i in items]
-
         record: dict[str, object] = {"path": str(self.path), "ok": self.ok}
         if self.task:
             record |= {"name": self.task.name, "layout": self.task.layout, "digest": self.task.digest}
-            record["network"] = {
-                "agent": self.task.network.mode,
-                "verifier": (self.task.verifier.network or self.task.network).mode,
-            }
-        return record | {"problems": rows(self.problems), "warnings": rows(self.warnings)}
+            record["network"] = {who: policy.mode for who, policy in self._networks().items()}
+        found = {"problems": self.problems, "warnings": self.warnings}
+        return record | {name: [asdict(item) for item in items] for name, items in found.items()}
+
+    def _networks(self) -> dict[str, NetworkPolicy]:
+        if self.task is None:
+            return {}
+        network = self.task.network
+        return {"agent": network, "verifier": self.task.verifier.network or network}
 
 
 def check_task(path: Path | str, level: Level = "structural") -> Checked:
@@ -58,10 +60,5 @@ def check_task(path: Path | str, level: Level = "structural") -> Checked:
     return Checked(Path(path), tuple(findings.problems), tuple(findings.warnings), task)
 
 
-def network_facts(task: Task) -> str:
-    verifier = task.verifier.network or task.network
-    return f"network: agent {_network(task.network)}, verifier {_network(verifier)}"
-
-
-def _network(policy: NetworkPolicy) -> str:
+def _shown(policy: NetworkPolicy) -> str:
     return f"allowlist of {len(policy.allowed_hosts)}" if policy.mode == "allowlist" else policy.mode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchflow.contracts.sandbox import Limits
 from benchflow.tasks.network import Phases, network_phases
@@ -21,22 +21,22 @@ _LATER = "is not supported yet"
 
 @dataclass(frozen=True, slots=True)
 class VerifierSettings:
-    timeout_sec: float = 600.0
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    user: str | None = None
-    isolated: bool = False
-    cleanup_conftests: bool = True
-    kill_processes: bool = True
-    pytest_plugins: tuple[str, ...] = ()
-    reward_range: tuple[float, float] = (0.0, 1.0)
-    path: str | None = None
+    timeout_sec: float
+    env: Mapping[str, str]
+    user: str | None
+    isolated: bool
+    cleanup_conftests: bool
+    kill_processes: bool
+    pytest_plugins: tuple[str, ...]
+    reward_range: tuple[float, float]
+    path: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class OracleSettings:
-    timeout_sec: float | None = None
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    path: str | None = None
+    timeout_sec: float | None
+    env: Mapping[str, str]
+    path: str | None
 
 
 @dataclass(frozen=True, slots=True)

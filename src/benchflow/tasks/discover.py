@@ -50,22 +50,17 @@ def load_tasks(patterns: Iterable[str | Path]) -> list[Task]:
 def _expand(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.exists():
-        return _folder(path, pattern)
-    if not glob.has_magic(pattern):
+        tasks = _matched(path)
+        where = "looked for task.md or task.toml in it and in the folders directly in it"
+        nothing = f"no task in {pattern}: {where}"
+    elif glob.has_magic(pattern):
+        matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
+        tasks = [folder for match in matches for folder in _matched(match)]
+        nothing = f"nothing matches {pattern!r} that has a task.md or task.toml"
+    else:
         raise UsageError(f"no such task or folder: {pattern}")
-    matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
-    tasks = [folder for match in matches for folder in _matched(match)]
     if not tasks:
-        raise UsageError(f"nothing matches {pattern!r} that has a task.md or task.toml")
-    return tasks
-
-
-def _folder(path: Path, pattern: str) -> list[Path]:
-    tasks = _matched(path)
-    if not tasks:
-        raise UsageError(
-            f"no task in {pattern}: looked for task.md or task.toml in it and in the folders directly in it"
-        )
+        raise UsageError(nothing)
     return tasks
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from benchflow.tasks.problems import ConfigSource, FileProblem, Key, Problem, read_text
+from benchflow.tasks.problems import ConfigSource, FileProblem, Key, read_text
 
 _HEADING = re.compile(r"^##[ \t]+(prompt|role:.*|scene:.*|user-persona)[ \t]*$", re.IGNORECASE)
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -20,10 +20,10 @@ def read_document(path: Path, file: str) -> tuple[ConfigSource, str]:
     text = read_text(path, file)
     lines = _LINE.findall(text)
     if not lines or lines[0].rstrip() != "---":
-        raise FileProblem(Problem("must start with a `---` line and YAML frontmatter", file, 1))
+        raise FileProblem("must start with a `---` line and YAML frontmatter", file, 1)
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
     if end is None:
-        raise FileProblem(Problem("the frontmatter is not closed by a `---` line", file, 1))
+        raise FileProblem("the frontmatter is not closed by a `---` line", file, 1)
     data, places = parse_yaml("".join(lines[1:end]), file, first_line=2)
     return ConfigSource(file, data, places, strict=True), "".join(lines[end + 1 :])
 
@@ -41,18 +41,18 @@ def parse_yaml(text: str, file: str, *, first_line: int) -> tuple[dict[str, obje
         if node is None:
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
-            raise FileProblem(Problem("the frontmatter is not a mapping", file, first_line))
+            raise FileProblem("the frontmatter is not a mapping", file, first_line)
         _note_lines(node, (), places, file, first_line, set())
         return loader.construct_document(node), places
     except yaml.MarkedYAMLError as error:
-        raise FileProblem(_yaml_problem(error, file, first_line)) from error
+        raise _yaml_problem(error, file, first_line) from error
     except yaml.reader.ReaderError as error:
         line = first_line + text.count("\n", 0, error.position)
         message = f"the character U+{error.character:04X} is not allowed in YAML"
-        raise FileProblem(Problem(message, file, line)) from error
+        raise FileProblem(message, file, line) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = str(error).splitlines()[0]
-        raise FileProblem(Problem(f"the frontmatter is not YAML: {message}", file, first_line)) from error
+        raise FileProblem(f"the frontmatter is not YAML: {message}", file, first_line) from error
 
 
 def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
@@ -75,11 +75,10 @@ def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
             continue
         current = heading[1].strip().lower()
         if current != "prompt":
-            raise FileProblem(
-                Problem(f"the section `## {heading[1]}` is not run yet; one prompt per task is", file, number)
-            )
+            message = f"the section `## {heading[1]}` is not run yet; one prompt per task is"
+            raise FileProblem(message, file, number)
         if current in sections:
-            raise FileProblem(Problem("the section `## prompt` appears twice", file, number))
+            raise FileProblem("the section `## prompt` appears twice", file, number)
         sections[current] = []
     return "".join(sections.get("prompt", sections[""])).strip("\r\n")
 
@@ -100,18 +99,13 @@ def _note_lines(
     for key_node, value in node.value:
         name, line = str(key_node.value), key_node.start_mark.line + first_line
         if name in here and name != "<<":
-            raise FileProblem(Problem("the key appears twice", file, line, name))
+            raise FileProblem("the key appears twice", file, line, name)
         here.add(name)
         places[(*at, name)] = line
         _note_lines(value, (*at, name), places, file, first_line, seen)
 
 
-def _yaml_problem(error: yaml.MarkedYAMLError, file: str, first_line: int) -> Problem:
+def _yaml_problem(error: yaml.MarkedYAMLError, file: str, first_line: int) -> FileProblem:
     mark: Any = error.problem_mark or error.context_mark
-    if mark is None:
-        return Problem(f"the frontmatter is not YAML: {error.problem}", file, first_line)
-    return Problem(
-        f"the frontmatter is not YAML: {error.problem} (column {mark.column + 1})",
-        file,
-        mark.line + first_line,
-    )
+    place, line = (f" (column {mark.column + 1})", mark.line + first_line) if mark else ("", first_line)
+    return FileProblem(f"the frontmatter is not YAML: {error.problem}{place}", file, line)

@@ -56,9 +56,9 @@ class ConfigSource:
 class FileProblem(Exception):
     """A file that cannot be parsed at all."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+    def __init__(self, message: str, file: str, line: int | None = None, key: str | None = None) -> None:
+        self.problem = Problem(message, file, line, key)
+        super().__init__(str(self.problem))
 
 
 def dotted(key: Key) -> str:
@@ -78,9 +78,9 @@ def read_text(path: Path, file: str) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise FileProblem(Problem(f"cannot be read: {error.strerror}", file)) from error
+        raise FileProblem(f"cannot be read: {error.strerror}", file) from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise FileProblem(Problem(f"byte 0x{raw[error.start]:02x} is not UTF-8", file, line)) from error
+        raise FileProblem(f"byte 0x{raw[error.start]:02x} is not UTF-8", file, line) from error

@@ -70,16 +70,16 @@ class Section:
         self.problem(key, f"must be true or false, not {_show(value)}")
         return None
 
-    def number(self, key: str, *, zero: bool = False) -> float | None:
-        """A finite number above 0, or from 0 with ``zero``."""
+    def number(self, key: str) -> float | None:
+        """A finite number above 0."""
         value = self.value(key)
         if value is None:
             return None
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST:
             self.problem(key, f"must be a number, not {_show(value)}")
             return None
-        if value < 0 or (value == 0 and not zero):
-            self.problem(key, f"must be {'0 or more' if zero else 'above 0'}, not {_show(value)}")
+        if value <= 0:
+            self.problem(key, f"must be above 0, not {_show(value)}")
             return None
         return value
 
@@ -101,9 +101,9 @@ class Section:
             return ()
         return tuple(value)
 
-    def env(self, key: str = "env") -> dict[str, str]:
-        """Environment variables; a number becomes its text."""
-        table = self.table(key)
+    def env(self) -> dict[str, str]:
+        """Environment variables under ``env``; a number becomes its text."""
+        table = self.table("env")
         found: dict[str, str] = {}
         for name, value in table.data.items():
             if not name or "=" in name or "\0" in name:

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from benchflow.tasks.problems import ConfigSource, FileProblem, Key, Problem, read_text
+from benchflow.tasks.problems import ConfigSource, FileProblem, Key, read_text
 
 _TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?\r?$")
 _PAIR = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=(.*)$""")
@@ -22,7 +22,7 @@ def read_toml(path: Path, file: str) -> ConfigSource:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         where = _WHERE.search(str(error))
         line = int(where[1]) if where else None
-        raise FileProblem(Problem(f"not TOML: {error}", file, line)) from error
+        raise FileProblem(f"not TOML: {error}", file, line) from error
     return ConfigSource(file, data, toml_lines(text), strict=False)
 
 
