@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from benchflow.contracts.sandbox import Sandbox
 from benchflow.contracts.task import VerifierPlan
-from benchflow.rewards.inventory import PATH, check
+from benchflow.rewards.inventory import PATH, check, is_inside, names
 
 GUARD = "/verifier-guard"
 """Folder of ``pytest_guard``, the only one on the verifier's ``PYTHONPATH``."""
@@ -56,7 +56,7 @@ async def hardened_env(
     searched = {key: _folders(base.get(key, "")) for key in ("PATH", *_PATHS)}
     asked = {folder for folders in searched.values() for folder in folders} - set(PATH.split(":"))
     if agent_user is not None:  # a fresh sandbox holds the agent's files under another owner
-        asked = {folder for folder in asked if not f"{folder}/".startswith(f"{workspace.rstrip('/')}/")}
+        asked = {folder for folder in asked if not is_inside(folder, workspace)}
     trusted = await _trusted(sandbox, sorted(asked), agent_user, timeout) | set(PATH.split(":"))
     env = {key: value for key, value in base.items() if key not in _REMOVED and key not in _PATHS}
     for key in _PATHS:
@@ -107,4 +107,4 @@ async def _trusted(
         argv, user=agent_user, clean_env=True, env={"PATH": PATH}, cwd="/", timeout=timeout
     )
     check(done, "checking the search path")
-    return {name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name}
+    return set(names(done.stdout))

@@ -17,7 +17,7 @@ from benchflow.contracts.reward import VerifyRequest
 from benchflow.contracts.sandbox import ExecResult, Sandbox
 from benchflow.contracts.task import VerifierPlan
 from benchflow.rewards import inventory
-from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, leaves
+from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, is_inside, leaves
 
 _ROOM = """
 clear=$1 owner=$2 workspace=$3 user=$4 target_mode=$5 logs_mode=$6; shift 6
@@ -56,15 +56,14 @@ def is_live(request: VerifyRequest) -> bool:
     return request.soft or not request.task.verifier.kill_processes
 
 
-async def clean(request: VerifyRequest, sandbox: Sandbox) -> tuple[str, ...]:
-    """Undo what an agent could have planted in ``sandbox``; returns the paths it touched."""
+async def clean(request: VerifyRequest, sandbox: Sandbox) -> None:
+    """Undo what an agent could have planted in ``sandbox``."""
     live, patience = is_live(request), budget(request)
     before = request.baseline if isinstance(request.baseline, Inventory) else Inventory()
     roots = _roots(request.workspace, request.agent_user)
     now = await inventory.take(sandbox, roots, patience, live=live)
     plan = plan_undo(before, now, request.workspace, request.task.verifier, soft=request.soft)
     await _apply(sandbox, plan, patience)
-    return plan.remove
 
 
 async def make_room(request: VerifyRequest, sandbox: Sandbox, logs: str, extra: str) -> None:
@@ -175,7 +174,7 @@ async def _with_folder(sandbox: Sandbox, paths: list[str], timeout: float) -> li
     names = "\0".join(paths).encode("utf-8", "surrogateescape")
     done = await root_exec(sandbox, command, timeout, stdin=names)
     check(done, "looking for deleted build configuration")
-    return [name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name]
+    return inventory.names(done.stdout)
 
 
 async def root_exec(
@@ -201,10 +200,6 @@ def _pack(files: Mapping[str, Found]) -> bytes:
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
-
-
-def is_inside(path: str, folder: str) -> bool:
-    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _roots(workspace: str, agent_user: str | None) -> list[str]:

@@ -113,7 +113,7 @@ async def take(sandbox: Sandbox, roots: Sequence[str], timeout: float, *, live: 
     check(done, "listing the workspace")
     if done.stdout_truncated or done.stderr_truncated:
         raise HardeningError(f"the workspace holds over {_STREAM_LIMIT >> 20} MiB of configuration files")
-    listed = {name[1:] for name in done.stderr.decode("utf-8", "surrogateescape").split("\0") if name}
+    listed = {name[1:] for name in names(done.stderr)}
     files = _unpack(done.stdout)
     folders = {path for path in listed if posixpath.basename(path) in ("__pycache__", *STARTUP)}
     return Inventory(files | {path: UNREAD for path in listed - folders}, frozenset(folders))
@@ -124,6 +124,16 @@ def check(done: ExecResult, what: str) -> None:
         tail = done.err[-300:].strip()
         why = "timed out" if done.timed_out else f"exit code {done.exit_code}{f': {tail}' if tail else ''}"
         raise HardeningError(f"{what} before the verifier failed: {why}")
+
+
+def names(output: bytes) -> list[str]:
+    """The names that a script printed, each ended by a zero byte."""
+    return [name for name in output.decode("utf-8", "surrogateescape").split("\0") if name]
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """True for the folder itself, too."""
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def leaves(path: str, workspace: str, links: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from benchflow.contracts.errors import TransferError, VerifierFailedError
 from benchflow.contracts.reward import VerifyRequest
 from benchflow.contracts.sandbox import Sandbox, SandboxImage
 from benchflow.rewards import inventory
-from benchflow.rewards.hardening import budget, is_inside, root_exec, write_files
+from benchflow.rewards.hardening import budget, root_exec, write_files
 
 _LIMIT = 4 << 30
 """Bytes of workspace that are copied."""
@@ -25,7 +25,7 @@ async def fresh(request: VerifyRequest, notes: list[str]) -> AsyncIterator[Sandb
     async with _created(request, request.image) as sandbox:
         await _copy_workspace(request, sandbox, notes)
         for path in ("/logs/artifacts", *request.task.artifacts):
-            if not is_inside(path, request.workspace):
+            if not inventory.is_inside(path, request.workspace):
                 await _copy(request.sandbox, sandbox, path)
         yield sandbox
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import posixpath
 import shlex
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -105,7 +103,9 @@ class _Run:
         self._redact.add(*secrets)
         if request.hardening:
             await hardening.quiet(request)
-        async with self._place() as sandbox:
+        isolate = request.mode == "isolated"
+        place = isolated.fresh(request, self.notes) if isolate else isolated.with_network(request)
+        async with place as sandbox:
             if request.hardening:
                 await hardening.clean(request, sandbox)
             env = await self._environment(sandbox, own)
@@ -116,14 +116,6 @@ class _Run:
             finally:
                 if request.soft:
                     await self._helper(sandbox, "cleaning up", 'rm -rf "$@"', self.plan.target, LOGS)
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[Sandbox]:
-        """Where the verifier runs."""
-        request = self.request
-        way = isolated.fresh(request, self.notes) if request.mode == "isolated" else None
-        async with way or isolated.with_network(request) as sandbox:
-            yield sandbox
 
     async def _environment(self, sandbox: Sandbox, own: dict[str, str]) -> dict[str, str]:
         if not self.request.hardening:
