@@ -7,10 +7,11 @@ one that changes nothing of that is a warning. ``settings`` never raises for con
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from benchflow.contracts.sandbox import Limits
+from benchflow.contracts.task import OraclePlan, Task, VerifierPlan
 from benchflow.tasks.network import Phases, network_phases
 from benchflow.tasks.problems import ConfigSource, Findings
 from benchflow.tasks.section import Section
@@ -20,71 +21,52 @@ _LATER = "is not supported yet"
 
 
 @dataclass(frozen=True, slots=True)
-class VerifierSettings:
-    timeout_sec: float
-    env: Mapping[str, str]
-    user: str | None
-    isolated: bool
-    cleanup_conftests: bool
-    kill_processes: bool
-    pytest_plugins: tuple[str, ...]
-    reward_range: tuple[float, float]
-    path: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class OracleSettings:
-    timeout_sec: float | None
-    env: Mapping[str, str]
-    path: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a task's configuration decides."""
+    """Everything a task's configuration decides. The three parts lack what only the files of
+    the package tell; the paths are those of folders that the configuration names."""
 
     name: str | None
-    metadata: Mapping[str, object]
-    agent_timeout_sec: float | None
-    agent_user: str | None
-    verifier: VerifierSettings
-    oracle: OracleSettings
-    network: Phases
-    limits: Limits
+    task: partial[Task]
+    verifier: partial[VerifierPlan]
+    verifier_path: str | None
+    oracle: partial[OraclePlan]
+    oracle_path: str | None
     docker_image: str | None
-    build_timeout_sec: float
-    env: Mapping[str, str]
-    workdir: str | None
-    artifacts: tuple[str, ...]
-    backend: str | None
-    local_base: str | None
 
 
 def settings(source: ConfigSource, findings: Findings) -> Settings:
     root = Section(source, findings)
     _schema(root)
-    environment = _alias(root, "environment", "sandbox")
+    environment = root.table(_spelling(root, "environment", "sandbox"))
     agent = root.table("agent")
     verifier = _package_table(root, "verifier")
+    oracle = _package_table(root, _spelling(root, "oracle", "solution"))
     phases = network_phases(environment, agent, verifier)
     backend, local_base, paths = _benchflow(root.table("benchflow"))
     found = Settings(
         name=_name(root),
-        metadata=root.table("metadata").data,
-        agent_timeout_sec=agent.number("timeout_sec"),
-        agent_user=_agent_user(agent),
-        verifier=_verifier(verifier, root, paths),
-        oracle=_oracle(root, paths),
-        network=phases,
-        limits=_limits(environment),
+        task=partial(
+            Task,
+            metadata=root.table("metadata").data,
+            agent_timeout_sec=agent.number("timeout_sec"),
+            agent_user=_agent_user(agent),
+            network=phases.agent,
+            limits=_limits(environment),
+            build_timeout_sec=environment.number("build_timeout_sec") or 600.0,
+            env=environment.env(),
+            workdir=_workdir(environment),
+            artifacts=_artifacts(root),
+            backend=backend,
+            local_base=local_base,
+        ),
+        verifier=_verifier(verifier, phases),
+        verifier_path=verifier.text("path") or paths.get("verifier"),
+        oracle=partial(OraclePlan, timeout_sec=oracle.number("timeout_sec"), env=oracle.env()),
+        oracle_path=oracle.text("path") or paths.get("oracle"),
         docker_image=_docker_image(root, environment),
-        build_timeout_sec=environment.number("build_timeout_sec") or 600.0,
-        env=environment.env(),
-        workdir=_workdir(environment),
-        artifacts=_artifacts(root),
-        backend=backend,
-        local_base=local_base,
     )
+    verifier.close()
+    oracle.close()
     _close_agent(agent)
     _close_environment(environment)
     _close_root(root)
@@ -115,10 +97,11 @@ def _name(root: Section) -> str | None:
     return name or short
 
 
-def _alias(root: Section, name: str, alias: str) -> Section:
+def _spelling(root: Section, name: str, alias: str) -> str:
+    """The one of two names of a section that is used."""
     if root.value(name) is not None and root.value(alias) is not None:
         root.problem(alias, f"is another name of {name}, which is given too; keep {name}")
-    return root.table(alias if root.value(name) is None else name)
+    return alias if root.value(name) is None else name
 
 
 def _package_table(root: Section, key: str) -> Section:
@@ -149,7 +132,7 @@ def _close_agent(agent: Section) -> None:
     agent.close()
 
 
-def _verifier(verifier: Section, root: Section, paths: Mapping[str, str]) -> VerifierSettings:
+def _verifier(verifier: Section, phases: Phases) -> partial[VerifierPlan]:
     kind = verifier.text("type")
     if kind not in (None, "test-script", "script"):
         verifier.problem("type", f"{kind!r} {_LATER}; test-script is")
@@ -165,8 +148,8 @@ def _verifier(verifier: Section, root: Section, paths: Mapping[str, str]) -> Ver
     cleanup, kill = hardening.flag("cleanup_conftests"), hardening.flag("kill_processes")
     hardening.close(strict=False)
     user = _user(verifier, default=None)
-    path = verifier.text("path")
-    found = VerifierSettings(
+    return partial(
+        VerifierPlan,
         timeout_sec=verifier.number("timeout_sec") or 600.0,
         env=verifier.env(),
         user=None if user == "root" else user,
@@ -175,10 +158,8 @@ def _verifier(verifier: Section, root: Section, paths: Mapping[str, str]) -> Ver
         kill_processes=kill is not False,
         pytest_plugins=verifier.names("pytest_plugins"),
         reward_range=_reward_range(verifier),
-        path=path or paths.get("verifier"),
+        network=phases.verifier if phases.verifier != phases.agent else None,
     )
-    verifier.close()
-    return found
 
 
 def _own_environment(environment: Section) -> None:
@@ -200,16 +181,6 @@ def _reward_range(verifier: Section) -> tuple[float, float]:
         verifier.problem("reward_range", f"must be two numbers, lowest then highest, not {value!r}")
         return (0.0, 1.0)
     return float(good[0]), float(good[1])
-
-
-def _oracle(root: Section, paths: Mapping[str, str]) -> OracleSettings:
-    if root.value("oracle") is not None and root.value("solution") is not None:
-        root.problem("solution", "is another name of oracle, which is given too; keep oracle")
-    section = _package_table(root, "solution" if root.value("oracle") is None else "oracle")
-    path = section.text("path")
-    found = OracleSettings(section.number("timeout_sec"), section.env(), path or paths.get("oracle"))
-    section.close()
-    return found
 
 
 def _limits(environment: Section) -> Limits:

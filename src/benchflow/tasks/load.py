@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from benchflow.contracts.errors import TaskError
-from benchflow.contracts.task import OraclePlan, Task, VerifierPlan
+from benchflow.contracts.task import OraclePlan, Task
 from benchflow.tasks.config import Settings, settings
 from benchflow.tasks.digest import task_digest
 from benchflow.tasks.document import base_prompt, read_document
-from benchflow.tasks.package import Folder, Package, check_links, open_package
+from benchflow.tasks.package import Package, check_links, open_package
 from benchflow.tasks.problems import ConfigSource, FileProblem, Findings, Problem, read_text
 from benchflow.tasks.split import read_toml
-from benchflow.tasks.strategy import Strategy, expects_ctrf, strategy
+from benchflow.tasks.strategy import expects_ctrf, strategy
 
 Level = Literal["schema", "structural"]
 
@@ -41,16 +41,35 @@ def inspect_task(package: Package) -> tuple[Task | None, Findings]:
     found = settings(source, findings)
     _check_environment(package, found, findings)
     check_links(package, findings)
-    verifier = package.verifier(found.verifier.path)
+    verifier = package.verifier(found.verifier_path)
     if verifier is None:
-        name = found.verifier.path or ("verifier" if package.layout == "task.md" else "tests")
+        name = found.verifier_path or ("verifier" if package.layout == "task.md" else "tests")
         findings.problems.append(Problem("there is no such folder; it holds the verifier", name))
     plan = strategy(package, verifier, findings) if verifier else None
     oracle = _oracle(package, found, findings)
     if findings.problems or verifier is None or plan is None:
         return None, findings
-    warnings = tuple(str(warning) for warning in findings.warnings)
-    return _task(package, found, instruction, _verifier(found, verifier, plan), oracle, warnings), findings
+    task = found.task(
+        name=found.name or package.root.name,
+        path=package.root,
+        layout=package.layout,
+        digest=task_digest(package.root),
+        instruction=instruction,
+        verifier=found.verifier(
+            directory=verifier.path,
+            target=verifier.target,
+            command=plan.command,
+            reward_text=plan.reward_text,
+            reward_json=plan.reward_json,
+            expects_ctrf=expects_ctrf(verifier),
+        ),
+        oracle=oracle,
+        environment_dir=package.environment(),
+        dockerfile=package.dockerfile(),
+        docker_image=found.docker_image,
+        warnings=tuple(str(warning) for warning in findings.warnings),
+    )
+    return task, findings
 
 
 def check_schema(package: Package) -> Findings:
@@ -91,75 +110,20 @@ def _check_environment(package: Package, found: Settings, findings: Findings) ->
         findings.problems.append(
             Problem("there is no such file, and no environment.docker_image", "environment/Dockerfile")
         )
-    verifier = package.verifier(found.verifier.path)
+    verifier = package.verifier(found.verifier_path)
     if verifier and (verifier.path / "Dockerfile").is_file():
         file = package.file(verifier.path / "Dockerfile")
         findings.problems.append(Problem("a verifier image of its own is not supported yet", file))
 
 
 def _oracle(package: Package, found: Settings, findings: Findings) -> OraclePlan | None:
-    folder = package.oracle(found.oracle.path)
+    folder = package.oracle(found.oracle_path)
     if folder is None:
-        if found.oracle.path:
-            findings.problems.append(Problem("there is no such folder in the task", found.oracle.path))
+        if found.oracle_path:
+            findings.problems.append(Problem("there is no such folder in the task", found.oracle_path))
         return None
     if not (folder.path / "solve.sh").is_file():
         findings.problems.append(Problem("no solve.sh in it", package.file(folder.path)))
         return None
     command = f"{folder.target}/solve.sh"
-    return OraclePlan(folder.path, folder.target, command, found.oracle.timeout_sec, found.oracle.env)
-
-
-def _verifier(found: Settings, folder: Folder, plan: Strategy) -> VerifierPlan:
-    own, phases = found.verifier, found.network
-    return VerifierPlan(
-        directory=folder.path,
-        target=folder.target,
-        command=plan.command,
-        timeout_sec=own.timeout_sec,
-        env=own.env,
-        user=own.user,
-        network=phases.verifier if phases.verifier != phases.agent else None,
-        isolated=own.isolated,
-        cleanup_conftests=own.cleanup_conftests,
-        kill_processes=own.kill_processes,
-        pytest_plugins=own.pytest_plugins,
-        reward_range=own.reward_range,
-        reward_text=plan.reward_text,
-        reward_json=plan.reward_json,
-        expects_ctrf=expects_ctrf(folder),
-    )
-
-
-def _task(
-    package: Package,
-    found: Settings,
-    instruction: str,
-    verifier: VerifierPlan,
-    oracle: OraclePlan | None,
-    warnings: tuple[str, ...],
-) -> Task:
-    return Task(
-        name=found.name or package.root.name,
-        path=package.root,
-        layout=package.layout,
-        digest=task_digest(package.root),
-        instruction=instruction,
-        verifier=verifier,
-        oracle=oracle,
-        environment_dir=package.environment(),
-        dockerfile=package.dockerfile(),
-        docker_image=found.docker_image,
-        local_base=found.local_base,
-        backend=found.backend,
-        agent_timeout_sec=found.agent_timeout_sec,
-        agent_user=found.agent_user,
-        build_timeout_sec=found.build_timeout_sec,
-        limits=found.limits,
-        network=found.network.agent,
-        env=found.env,
-        workdir=found.workdir,
-        artifacts=found.artifacts,
-        metadata=found.metadata,
-        warnings=warnings,
-    )
+    return found.oracle(folder.path, folder.target, command)
