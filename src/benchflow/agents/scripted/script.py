@@ -75,22 +75,16 @@ def check(data: Any, source: str) -> dict[str, Any]:
             f"{source}: unknown key {min(map(str, unknown))}", fix=f"known: {', '.join(sorted(_TOP))}"
         )
     repeat = "actions" in data
-    turns = [data["actions"]] if repeat else data["turns"]
-    if not isinstance(turns, list):
+    if not repeat and not isinstance(data["turns"], list):
         raise UsageError(f"{source}: turns is not a list")
+    lists = (
+        {"actions": data["actions"]} if repeat else {f"turns[{i}]": t for i, t in enumerate(data["turns"])}
+    )
     handshake = dict(data.get("handshake") or {})
     if "actions" in handshake:
         handshake["actions"] = _actions(handshake["actions"], source, "handshake.actions")
-    where = "actions" if repeat else "turns"
-    return {
-        "turns": [
-            _actions(actions, source, where if repeat else f"{where}[{index}]")
-            for index, actions in enumerate(turns)
-        ],
-        "repeat": repeat,
-        "seed": data.get("seed", 0),
-        "handshake": handshake,
-    }
+    turns = [_actions(actions, source, where) for where, actions in lists.items()]
+    return {"turns": turns, "repeat": repeat, "seed": data.get("seed", 0), "handshake": handshake}
 
 
 def _actions(value: Any, source: str, where: str) -> list[Action]:
