@@ -256,11 +256,7 @@ def _reason(spoilers: list[Member]) -> str | None:
 
 
 def _member_record(member: Member) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "rollout": member.rollout,
-        "reward": member.score,
-        "advantage": member.advantage,
-    }
+    record = {"rollout": member.rollout, "reward": member.score, "advantage": member.advantage}
     if member.excluded:
         record["excluded"] = member.excluded
     if member.error:
