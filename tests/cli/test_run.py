@@ -189,3 +189,27 @@ def test_keys_of_eight_vendors_are_in_no_file_and_no_line(bench, examples, tmp_p
     assert (
         "[REDACTED]" in texts["acp_trajectory.jsonl"] and "OPENAI=[REDACTED]" in texts["acp_trajectory.jsonl"]
     )
+
+
+@pytest.mark.parametrize(
+    ("local_base", "code", "said"),
+    [
+        (None, 3, "no base for the image 'nobody/has-this:1'"),
+        ("foo", 2, "local base 'foo' is neither"),
+    ],
+)
+def test_a_base_that_is_not_here_is_said_before_any_folder(bench, tmp_path, local_base, code, said):
+    task = tmp_path / "task"
+    for name, text in {
+        "task.md": "---\nverifier: {timeout_sec: 5}\n---\nDo it.\n",
+        "environment/Dockerfile": "FROM nobody/has-this:1\n",
+        "verifier/test.sh": "#!/bin/sh\n",
+        "oracle/solve.sh": "#!/bin/sh\n",
+    }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    flags = ("--local-base", local_base) if local_base else ()
+    done = bench("run", task, "-a", "oracle", "--sandbox", "local", *flags)
+    assert done.returncode == code
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "jobs").exists()

@@ -423,3 +423,24 @@ async def test_a_role_that_was_never_declared_is_refused(rollout):
         await subject.start()
         with pytest.raises(UsageError, match="no role of this rollout"):
             await subject.connect_as(Role("other", "stranger"))
+
+
+async def test_an_endpoint_that_never_answers_is_not_the_policys_zero(task, tmp_path):
+    async def swallow(reader, writer):
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        config = RolloutConfig(
+            task_path=task,
+            agent="mini",
+            model="vllm/silent",
+            policy_url=f"http://127.0.0.1:{port}/v1",
+            sandbox="local",
+            rollout_dir=tmp_path / "r",
+            agent_timeout=0.5,
+        )
+        result = await (await Rollout.create(config)).run()
+    assert (result.error_category, result.rewards, result.attribution.verdict) == ("endpoint", None, "mask")
+    assert result.agent_result.n_output_tokens is None

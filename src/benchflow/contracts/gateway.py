@@ -36,6 +36,8 @@ class RouteTotals:
 
     calls: int = 0
     failed_calls: int = 0
+    answered_calls: int = 0
+    """Calls the model answered; one still under way is neither failed nor answered."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cache_read_tokens: int | None = None

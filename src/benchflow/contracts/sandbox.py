@@ -271,6 +271,11 @@ class SandboxProvider(Protocol):
         """Raise ``PrerequisiteError`` with the fix when no sandbox can start here."""
         ...
 
+    async def check(self, source: ImageSource) -> None:
+        """Raise ``UsageError`` or ``PrerequisiteError`` when the base that ``source`` names is
+        not to be had here. Builds nothing, so that a run can ask before it makes any folder."""
+        ...
+
     async def prepare(self, source: ImageSource) -> SandboxImage:
         """Build or fetch once per task version; cached by content."""
         ...

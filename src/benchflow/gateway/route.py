@@ -174,6 +174,7 @@ class Route:
         return RouteTotals(
             calls=counts.calls,
             failed_calls=counts.failed,
+            answered_calls=counts.answered,
             prompt_tokens=counts.prompt_tokens,
             completion_tokens=counts.completion_tokens,
             cache_read_tokens=counts.cache_read_tokens,

@@ -16,6 +16,7 @@ from benchflow.jobs.config import EvaluationConfig
 from benchflow.kernel import registry
 from benchflow.kernel.env import resolve_env
 from benchflow.kernel.planes import Planes, open_planes
+from benchflow.kernel.requests import image_source
 from benchflow.tasks.discover import find_tasks, load_tasks
 
 NO_ENGINE = "no container engine answers"
@@ -152,6 +153,8 @@ async def open_checked(config: EvaluationConfig, checked: Checked) -> tuple[Plan
         _, secrets = resolve_env(config.agent_env, "--agent-env", given=True)
         planes.redact.add(*secrets)
         await planes.provider.preflight()
+        for task in checked.tasks:
+            await planes.provider.check(image_source(task, config.local_base))
         probe = dict(await planes.gateway.probe(model_spec(config))) if planes.gateway else None
     except BaseException:
         await planes.close()

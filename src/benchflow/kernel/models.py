@@ -86,6 +86,7 @@ def _add(parts: list[RouteTotals]) -> RouteTotals | None:
     return RouteTotals(
         calls=sum(part.calls for part in parts),
         failed_calls=sum(part.failed_calls for part in parts),
+        answered_calls=sum(part.answered_calls for part in parts),
         prompt_tokens=total([part.prompt_tokens for part in called]),
         completion_tokens=total([part.completion_tokens for part in called]),
         cache_read_tokens=total([part.cache_read_tokens for part in called]),

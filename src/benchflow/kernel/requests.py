@@ -10,14 +10,14 @@ from benchflow.contracts.task import Task
 DEFAULT_WORKSPACE = "/app"
 
 
-def image_source(task: Task, config: RolloutConfig) -> ImageSource:
-    """What decides the task's image. ``--local-base host`` is the user's consent for it."""
+def image_source(task: Task, local_base: str | None) -> ImageSource:
+    """What decides the task's image. ``local_base`` is what the user said about it, if anything."""
     return ImageSource(
         name=task.name,
         context=task.environment_dir,
         dockerfile=task.dockerfile,
         docker_image=task.docker_image,
-        local_base=config.local_base or task.local_base,
+        local_base=local_base or task.local_base,
         build_timeout=task.build_timeout_sec,
     )
 

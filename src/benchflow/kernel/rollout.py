@@ -19,9 +19,11 @@ from typing import Any, Self
 from benchflow.contracts.agent import Agent, Session, SessionContext, StopReason
 from benchflow.contracts.config import Role, RolloutConfig
 from benchflow.contracts.errors import (
+    AgentTimeoutError,
     BenchflowError,
     BudgetError,
     ContextLimitError,
+    EndpointError,
     RolloutCancelled,
     RolloutError,
     SandboxLostError,
@@ -153,7 +155,7 @@ class Rollout:
         provider, task, _ = self.planes.provider, self.task, self.files
         with self._phase("image", "image"):
             async with self.planes.image_gate:
-                self.image = await provider.prepare(requests.image_source(task, self.config))
+                self.image = await provider.prepare(requests.image_source(task, self.config.local_base))
         with self._phase("start", "sandbox_start"):
             await self._open_routes()
             self.sandbox = await provider.create(self.image, self._spec(self.image))
@@ -351,6 +353,10 @@ class Rollout:
             stopped = await self._budget.run(session.prompt(prompt))
             reason = stopped.value
             self._raise_for_end(stopped)
+        except AgentTimeoutError as error:
+            reason = error.category
+            self._blame_the_endpoint()
+            raise
         except RolloutError as error:
             reason = error.category
             raise
@@ -362,6 +368,12 @@ class Rollout:
             step = Step(role.name, index, scene, self.stop_reason, tool_calls, started_at, took)
             self._at = self.tree.add(self._at, step).id
             self.files.write("tree.json", self.tree.record())
+
+    def _blame_the_endpoint(self) -> None:
+        """An agent that waited its whole time for a first answer of its model did not act."""
+        totals = self.models.totals()
+        if totals is not None and totals.calls and not totals.answered_calls:
+            raise EndpointError("the model answered no call within the agent's time")
 
     def _raise_for_end(self, stopped: StopReason) -> None:
         """Turn an end that the model side caused into its error."""

@@ -84,6 +84,24 @@ class Builder:
         self._known[source] = (state, image.ref)
         return image
 
+    def check(self, source: ImageSource) -> None:
+        """Raise when the base of ``source`` is not to be had here; builds nothing. What else is
+        wrong with its Dockerfile is for the build to say."""
+        build = _Build(self, source)
+        try:
+            dockerfile = build.read()
+            state = BuildState(dockerfile.escape)
+            for instruction in dockerfile.instructions:
+                if instruction.keyword == "FROM":
+                    name = state.begin_stage(instruction)
+                    break
+                apply_setting(state, instruction)
+            else:
+                return
+        except ImageBuildError:
+            return
+        resolve_base(self.store, name, source.local_base)
+
     def _state(self, source: ImageSource) -> object:
         """Cheap identity of everything a build of this source reads on the host."""
         bases = _stamp(self.store.root / "bases")
@@ -156,7 +174,7 @@ class _Build:
             self._log.close()
 
     async def _run(self) -> LocalImage:
-        dockerfile = self._read()
+        dockerfile = self.read()
         state = BuildState(dockerfile.escape)
         for instruction in dockerfile.instructions:
             try:
@@ -177,7 +195,7 @@ class _Build:
             )
         )
 
-    def _read(self) -> Dockerfile:
+    def read(self) -> Dockerfile:
         source = self._source
         prebuilt = source.docker_image
         if prebuilt and (source.dockerfile is None or find_base(self._store, prebuilt) is not None):

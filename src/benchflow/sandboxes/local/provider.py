@@ -96,6 +96,9 @@ class LocalProvider:
 
     # -- images ------------------------------------------------------------------------
 
+    async def check(self, source: ImageSource) -> None:
+        await asyncio.to_thread(self.builder.check, source)
+
     async def prepare(self, source: ImageSource) -> SandboxImage:
         return (await self.builder.build(source)).public(self.name)
 
