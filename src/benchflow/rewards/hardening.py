@@ -17,7 +17,7 @@ from benchflow.contracts.reward import VerifyRequest
 from benchflow.contracts.sandbox import ExecResult, Sandbox
 from benchflow.contracts.task import VerifierPlan
 from benchflow.rewards import inventory
-from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, is_inside, leaves
+from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, is_inside, leads_to, leaves
 
 _ROOM = """
 clear=$1 owner=$2 workspace=$3 user=$4 target_mode=$5 logs_mode=$6; shift 6
@@ -27,6 +27,7 @@ clear=$1 owner=$2 workspace=$3 user=$4 target_mode=$5 logs_mode=$6; shift 6
 rm -rf "$@" && mkdir -p -m "$target_mode" "$1" && mkdir -p -m "$logs_mode" "$2" || exit 1
 [ "$user" = 0 ] || chown "$user" "$1" "$2"
 """
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Plan:
 
 
 async def baseline(sandbox: Sandbox, workspace: str) -> Inventory:
-    """What stood in the workspace and in the agent's home before the agent acted."""
+    """What stood where the agent can write before it acted."""
     return await inventory.take(sandbox, _roots(workspace, sandbox.spec.agent_user), _patience(0))
 
 
@@ -89,7 +90,8 @@ def budget(request: VerifyRequest) -> float:
 def plan_undo(
     before: Inventory, now: Inventory, workspace: str, verifier: VerifierPlan, *, soft: bool = False
 ) -> Plan:
-    """Compare two inventories. New hooks, caches and links that leave the workspace go;
+    """Compare two inventories. New hooks, caches, links that leave the workspace and links to
+    the verifier's folders go;
     changed files get their old content back. Between rounds only hooks are touched."""
 
     def kept(path: str) -> bool:
@@ -99,6 +101,8 @@ def plan_undo(
         return soft and name in inventory.BUILD_CONFIG
 
     links = now.links
+    private = (verifier.target, posixpath.dirname(verifier.reward_text))
+    roots = (workspace, "/home", *_SHARED)
     new_folders = now.folders - before.folders
     remove = {path for path in new_folders if not soft or posixpath.basename(path) in inventory.STARTUP}
     restore: dict[str, Found] = {}
@@ -107,7 +111,7 @@ def plan_undo(
         if old in (found, UNREAD):
             continue
         if not _is_listed(path):
-            if not soft and leaves(path, workspace, links):
+            if not soft and (leaves(path, workspace, links) or leads_to(path, private, roots, links)):
                 remove.add(path)
         elif old is not None and not kept(path):
             remove.add(path)
@@ -203,9 +207,10 @@ def _pack(files: Mapping[str, Found]) -> bytes:
 
 
 def _roots(workspace: str, agent_user: str | None) -> list[str]:
-    """Folders to look through: the workspace, and the agent's home. Never ``/``."""
+    """Folders to look through: the workspace, the agent's home, and where any user can write.
+    Never ``/``."""
     home = f"/home/{agent_user}" if agent_user else "/"
-    roots = [root.rstrip("/") for root in (workspace, home) if root.strip("/")]
+    roots = [root.rstrip("/") for root in (workspace, home, *_SHARED) if root.strip("/")]
     return [root for root in dict.fromkeys(roots) if not any(is_inside(root, o) for o in roots if o != root)]
 
 

@@ -137,16 +137,35 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def leaves(path: str, workspace: str, links: Mapping[str, str]) -> bool:
-    """True for a link of the workspace that ends outside of it, other links followed. A
-    loop ends nowhere."""
+    """True for a link of the workspace that ends outside of it, other links followed, or that
+    cannot be followed for certain. A loop ends nowhere."""
     if not path.startswith(workspace.rstrip("/") + "/"):
         return False
-    at, pending, steps = "/", path.split("/"), 0
+    end, certain = _end(path, links, (workspace,))
+    if end is None:
+        return False
+    return not certain or not f"{end}/".startswith((workspace.rstrip("/") + "/", *_SYSTEM))
+
+
+def leads_to(path: str, folders: Sequence[str], roots: Sequence[str], links: Mapping[str, str]) -> bool:
+    """True for a link that ends in one of ``folders`` or in /proc, whose links lead anywhere, or
+    that cannot be followed for certain: ``links`` are all there are below ``roots``."""
+    end, certain = _end(path, links, roots)
+    if end is None:
+        return False
+    return not certain or any(is_inside(end, folder) for folder in (*folders, "/proc"))
+
+
+def _end(path: str, links: Mapping[str, str], roots: Sequence[str]) -> tuple[str | None, bool]:
+    """Where a link ends; None for a loop. That is not certain when ``..`` is taken in a folder
+    that may itself be reached by a link, one that is not among ``links``."""
+    at, pending, steps, certain = "/", path.split("/"), 0, True
     while pending:
         part = pending.pop(0)
         if part in ("", "."):
             continue
         if part == "..":
+            certain = certain and any(is_inside(at, root) or is_inside(root, at) for root in roots)
             at = posixpath.dirname(at)
             continue
         at = posixpath.join(at, part)
@@ -155,10 +174,10 @@ def leaves(path: str, workspace: str, links: Mapping[str, str]) -> bool:
             continue
         steps += 1
         if steps > _MAX_LINKS:
-            return False
+            return None, certain
         pending = [*link.split("/"), *pending]
         at = "/" if link.startswith("/") else posixpath.dirname(at)
-    return not f"{at}/".startswith((workspace.rstrip("/") + "/", *_SYSTEM))
+    return at, certain
 
 
 def _unpack(stream: bytes) -> dict[str, Found]:
