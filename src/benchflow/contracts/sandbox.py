@@ -18,9 +18,6 @@ NetworkMode = Literal["none", "allowlist", "open"]
 OUTPUT_LIMIT = 8 * 1024 * 1024
 """Bytes kept of each of stdout and stderr of one exec, unless the caller says otherwise."""
 
-MODEL_DOOR_PORT = 4500
-"""Loopback port inside every sandbox that leads to the gateway."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -52,7 +49,7 @@ class ModelDoor:
     ``http://127.0.0.1:<port>`` even when the network is closed."""
 
     socket: Path
-    port: int = MODEL_DOOR_PORT
+    port: int = 4500
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchflow.contracts.gateway import ModelSpec, RouteTotals
-from benchflow.contracts.sandbox import MODEL_DOOR_PORT
 from benchflow.gateway.capture import CallLog
 from benchflow.gateway.purpose import AUXILIARY
 from benchflow.gateway.upstream import Upstream
@@ -107,7 +106,7 @@ class Route:
     """Stands for (job seed, task, trial): the same rollout draws the same, its siblings differ."""
     node_id: str
     on_close: Callable[[Route], Awaitable[None]]
-    inside_port: int = MODEL_DOOR_PORT
+    inside_port: int
     closed: bool = False
     failure: tuple[str, str] | None = None
     policy_version: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket as sockets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -64,8 +65,10 @@ class GatewayServer:
         self._routes: dict[str, Route] = {}
         self._logs: dict[Path, CallLog] = {}
         self._policy_version: str | None = None
+        self._inside_port = 0
 
     async def start(self) -> None:
+        self._inside_port = _free_port()
         await self._listener.start()
         self._client = open_client(self._read_timeout)
 
@@ -111,6 +114,7 @@ class GatewayServer:
             seed=rollout_seed(seed, task, trial),
             node_id=node_id,
             on_close=self._close_route,
+            inside_port=self._inside_port,
             policy_version=self._policy_version,
         )
         self._routes[route.key] = route
@@ -192,3 +196,11 @@ def _bearer(headers: list[tuple[bytes, bytes]]) -> str:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return value[7:].strip().decode("latin-1")
     return ""
+
+
+def _free_port() -> int:
+    """A loopback port nobody listens on now: sandboxes with an open network share the host's
+    loopback, where two engines must not want the same one."""
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
