@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchflow.contracts.sandbox import Limits
+from benchflow.sandboxes.local.bwrap import _PROC_MASKED
 from benchflow.sandboxes.local.sandbox import LocalSandbox
 from benchflow.sandboxes.local.seccomp import DENIED
 
@@ -231,3 +232,55 @@ async def test_folders_too_deep_for_any_path_go_at_the_end(create, home: Path, s
     assert upper.exists()
     await sandbox.teardown()
     assert not upper.exists()
+
+
+ON_THE_WAY = """
+import array, resource, socket, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+kept = []
+try:
+    while True:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        pair[0].setblocking(False)
+        kept += pair
+        try:
+            while True:
+                pair[0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0] * 250))])
+        except BlockingIOError:
+            pass
+except OSError as error:
+    print(error.errno, flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_descriptors_on_their_way_do_not_stop_the_neighbours(sandbox: LocalSandbox, create) -> None:
+    """The kernel counts them per user, for all sandboxes together."""
+    other = await create()
+    process = await sandbox.spawn(["python3", "-c", ON_THE_WAY])
+    assert (await process.stdout.readline()).strip() == b"109"  # ETOOMANYREFS
+    assert (await other.exec(["cat"], stdin=b"fine")).out == "fine"
+    assert (await sandbox.exec(["cat"], stdin=b"fine")).out == "fine"
+
+
+OPENED = """
+import os
+for folder, folders, files in os.walk('/proc'):
+    if folder == '/proc':
+        folders[:] = [name for name in folders if not name.isdigit() and 'self' not in name]
+    for path in (os.path.join(folder, name) for name in files):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            continue
+        if os.stat(path).st_mode & 0o222:
+            print(path)
+"""
+
+
+async def test_nothing_of_the_whole_machine_in_proc_can_be_written(sandbox: LocalSandbox) -> None:
+    """Watches for memory pressure are everybody's; what has no write bit ignores writes."""
+    paths = (await sandbox.exec(["python3", "-c", OPENED])).out.split()
+    masked = {f"/proc/{name}" for name in _PROC_MASKED}
+    assert not [path for path in paths if not path.startswith("/proc/pressure/") and path not in masked]

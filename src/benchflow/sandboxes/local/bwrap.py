@@ -30,7 +30,7 @@ DOORS = "/dev/.benchflow/doors"
 """Folder of bound unix sockets inside."""
 
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
-_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "dynamic_debug", "driver", "mtrr")
 _PROC_MASKED = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats", "kpagecount", "kpageflags")
 _PROC_EMPTY = ("acpi", "scsi", "asound")
 _CLONE_NEWNS = 0x20000

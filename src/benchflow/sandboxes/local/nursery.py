@@ -8,6 +8,7 @@ import atexit
 import fcntl
 import marshal
 import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -56,7 +57,7 @@ class Nursery:
             theirs.close()
             os.close(loader)
         ours.settimeout(_START_TIMEOUT)
-        ours.send(marshal.dumps((MASK, program())))
+        ours.send(marshal.dumps((MASK, program(), *resource.getrlimit(resource.RLIMIT_NOFILE))))
         if ours.recv(16) != b"ready":
             raise PrerequisiteError("the local sandbox's helper does not start", fix="use --sandbox docker")
         return cls(ours, process)

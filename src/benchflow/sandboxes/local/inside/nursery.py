@@ -109,7 +109,8 @@ def main(channel):
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _signal.signal(SIGCHLD, SIG_IGN)
     socket = _socket.socket(fileno=channel)
-    kept, program = marshal.loads(socket.recv(1 << 16))
+    kept, program, *files = marshal.loads(socket.recv(1 << 16))
+    wire.divide_files(*files)
     gc.disable()
     gc.freeze()  # collections would touch, and so copy, the pages that helpers share
     socket.send(b"ready")

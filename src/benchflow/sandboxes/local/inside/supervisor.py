@@ -26,6 +26,7 @@ from wire import (
     STARTED,
     Failure,
     encode,
+    limit_files,
     prctl,
     receive,
     send,
@@ -123,6 +124,7 @@ def serve(inbox):
         send(ERROR, ident, text=encode(str(error)))
         return
     place_stdio(stdio)
+    limit_files()
     Supervisor(ident).run(start)
 
 

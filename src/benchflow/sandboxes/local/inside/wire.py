@@ -11,7 +11,12 @@ CHANNEL = 3
 MESSAGE = 1 << 16
 MSG_CMSG_CLOEXEC = 0x40000000
 
-_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # pyright: ignore[reportArgumentType]
+RLIMIT_NOFILE = 7
+
+_libc = _ctypes.dlopen(None, 2)  # pyright: ignore[reportArgumentType]
+_prctl = _ctypes.dlsym(_libc, "prctl")
+_setrlimit = _ctypes.dlsym(_libc, "setrlimit")
+_for_commands = b""
 
 
 class Failure(Exception):
@@ -20,6 +25,23 @@ class Failure(Exception):
 
 def prctl(option, value):
     _ctypes.call_function(_prctl, (option, value, 0, 0, 0))
+
+
+def divide_files(soft, hard):
+    """Take all the descriptors this process may have, and leave commands half of them.
+
+    The kernel counts those on their way through sockets per user, for all sandboxes
+    together, and refuses to send when the sender's own limit is reached. What root sends
+    around in one sandbox must not reach that of another one's helper."""
+    global _for_commands
+    half = max(hard // 2, 1)
+    _for_commands = min(soft, half).to_bytes(8, "little") + half.to_bytes(8, "little")
+    _ctypes.call_function(_setrlimit, (RLIMIT_NOFILE, 2 * hard.to_bytes(8, "little")))
+
+
+def limit_files():
+    """Give this process a command's limit of descriptors, for good."""
+    _ctypes.call_function(_setrlimit, (RLIMIT_NOFILE, _for_commands))
 
 
 def pack_reply(kind, ident, a=0, b=0, text=b""):
