@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -259,6 +260,8 @@ def test_memory_of_a_deleted_store_is_freed_by_the_next_one(tmp_path: Path) -> N
     if place is None:
         pytest.skip("no tmpfs here")
     live = gone.new_upper(tmpfs=True)
+    deep = "import os\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')"  # more than Python recurses
+    subprocess.run([sys.executable, "-c", deep], cwd=place / "layers", check=True)
     shutil.rmtree(gone.root)
     for name, freed in (("first", False), ("second", True)):
         made = LayerStore(tmp_path / name).tmpfs_root

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -454,7 +454,8 @@ def _sweep_memory() -> None:
         if link.is_symlink() and not link.exists() and place.lstat().st_uid == os.geteuid():
             uppers = [path / "owner.json" for path in (place / "uppers").glob("*")]
             if not any(_lives(_read_owner(path)[0]) for path in uppers):
-                shutil.rmtree(place, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(place)
 
 
 def _age(path: Path) -> float:
