@@ -72,14 +72,19 @@ class OracleSession(NopSession):
         context, sandbox = self._context, self._sandbox
         target = context.oracle_target
         await sandbox.upload(self._solution, target, owner="root")
+        removal = f"rm -rf -- {shlex.quote(target)}"
+        removed = False
         try:
-            return await sandbox.exec(
-                _inside(context.oracle_command, target),
+            result = await sandbox.exec(
+                f"trap {shlex.quote(removal)} EXIT\n{_inside(context.oracle_command, target)}",
                 cwd=context.workspace,
                 env=dict(context.env) | dict(context.oracle_env),
             )
+            removed = result.exit_code >= 0
+            return result
         finally:
-            await sandbox.exec(["rm", "-rf", "--", target])
+            if not removed:  # the shell itself was killed, and its trap with it
+                await sandbox.exec(removal)
 
     def _keep(self, result: ExecResult) -> None:
         context = self._context
