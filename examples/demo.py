@@ -29,13 +29,16 @@ async def main() -> None:
             concurrency=4,
         ),
     )
-    result = await evaluation.run()
+    ended = await evaluation.run()
+    for result in ended.rollouts:
+        took = result.timing.total
+        print(f"  trial-{result.trial:02}  {result.outcome}  {result.n_tool_calls} tool calls  {took:.1f} s")
 
     print("\nWhat a trainer receives:\n")
     async for row in bf.stream_rollouts(GROUP, follow=False, group_size=4):
         reward, advantage = row["reward"], row["advantage"]
-        tokens = sum(len(segment["completion_ids"]) for segment in row["segments"])
-        print(f"  {row['rollout']}  reward {reward:.3f}  advantage {advantage:+.3f}  {tokens} tokens in segments")
+        tokens = sum(sum(segment["action_mask"]) for segment in row["segments"])
+        print(f"  {row['rollout']}  reward {reward:.3f}  advantage {advantage:+.3f}  {tokens} sampled tokens")
 
     print(f"""
 Files: {GROUP}

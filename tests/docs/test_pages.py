@@ -42,7 +42,8 @@ def test_what_a_page_shows_runs(page, tmp_path):
         if language == "bash":
             for statement in re.split(r"(?<!\\)\n(?=\S)", body.strip()):
                 done = run(["bash", "-c", statement], tmp_path)
-                assert done.returncode == expected_exit(statement), f"{statement}\n{done.stdout}\n{done.stderr}"
+                said = f"{statement}\n{done.stdout}\n{done.stderr}"
+                assert done.returncode == expected_exit(statement), said
         elif language == "python":
             done = run([sys.executable, "-W", "error", "-c", body], tmp_path)
             assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr}"

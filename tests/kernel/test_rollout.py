@@ -444,3 +444,21 @@ async def test_an_endpoint_that_never_answers_is_not_the_policys_zero(task, tmp_
         result = await (await Rollout.create(config)).run()
     assert (result.error_category, result.rewards, result.attribution.verdict) == ("endpoint", None, "mask")
     assert result.agent_result.n_output_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [
+        ({}, "shared"),
+        ({"sandbox_user": None}, "isolated"),
+        ({"sandbox_user": None, "verify_mode": "shared"}, "shared"),
+        ({"verify_mode": "isolated"}, "isolated"),
+    ],
+)
+async def test_an_agent_that_was_root_is_verified_apart_unless_asked(rollout, fields, mode):
+    async def turn(sandbox, text):
+        await sandbox.exec("echo 0.5 > /app/answer")
+
+    subject, _ = rollout(turn, **fields)
+    result = await subject.run()
+    assert (result.verify_mode, result.rewards) == (mode, {"reward": 0.5})

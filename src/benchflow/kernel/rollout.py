@@ -404,10 +404,12 @@ class Rollout:
         )
 
     def verify_mode(self) -> VerifyMode:
+        """As asked; else isolated where the agent was not kept apart from the verifier: the task
+        says so, the agent was root, or the sandbox has a single user."""
         if self.config.verify_mode is not None:
             return "isolated" if self.config.verify_mode == "isolated" else "shared"
-        one_user = self._agent_user() is not None and not self.live.capabilities.multiple_users
-        return "isolated" if self.task.verifier.isolated or one_user else "shared"
+        apart = self._agent_user() is not None and self.live.capabilities.multiple_users
+        return "shared" if apart and not self.task.verifier.isolated else "isolated"
 
     def _verify_request(self) -> VerifyRequest:
         assert self.image is not None

@@ -1,0 +1,25 @@
+"""Every test worker has a state folder of its own: no test sees what another left, and none
+touches the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    place = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHFLOW_HOME", str(place))
+        yield place
+        from benchflow.sandboxes.local.layers import LayerStore, store_root
+
+        memory = LayerStore(store_root()).tmpfs_root
+        if memory is not None:
+            shutil.rmtree(memory, ignore_errors=True)
+    assert os.environ.get("BENCHFLOW_HOME") != str(place)
