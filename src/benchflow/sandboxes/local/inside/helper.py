@@ -56,13 +56,14 @@ class Helper:
         self.poll = select.epoll()
         self.children = {}  # pid -> request id
         self.spare = None  # pid and socket of the next supervisor
+        self.killed = set()  # supervisors that were told to end, and are not used again
         self.handlers = {CHANNEL: self.on_request}
         self.deadline = None
 
     def run(self):
         """Serve until the engine goes away or the lifetime ends."""
         self.watch_children()
-        self.keep_spare()
+        self.spare = self.fork_supervisor()
         self.poll.register(CHANNEL, select.EPOLLIN)
         while True:
             wait = -1 if self.deadline is None else max(0.0, self.deadline - time.monotonic())
@@ -89,6 +90,7 @@ class Helper:
                 pid, _ = posix.waitpid(-1, posix.WNOHANG)
                 if pid == 0:
                     return
+                self.killed.discard(pid)
                 ident = self.children.pop(pid, None)
                 if ident is not None:
                     send(GONE, ident)
@@ -122,7 +124,6 @@ class Helper:
         finally:
             for fd in fds:
                 posix.close(fd)
-        self.keep_spare()
 
     def hand_on(self, ident, message, fds):
         """Give a request to the waiting supervisor."""
@@ -132,29 +133,46 @@ class Helper:
             self.spare = None
             try:
                 inbox.sendmsg([message], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-                self.children[pid] = ident
-                return
             except ConnectionError:
-                continue  # it was killed while it waited
-            finally:
-                inbox.close()
-
-    def keep_spare(self):
-        if self.spare is None:
-            try:
-                self.spare = self.fork_supervisor()
+                inbox.close()  # it was killed while it waited
+                continue
             except OSError:
-                pass  # at the limit of processes: when it is needed it is tried again
+                inbox.close()
+                raise
+            self.children[pid] = ident
+            self.await_free(pid, inbox)
+            return
+
+    def await_free(self, pid, inbox):
+        self.handlers[inbox.fileno()] = lambda *_: self.on_free(pid, inbox)
+        self.poll.register(inbox.fileno(), select.EPOLLIN)
+
+    def on_free(self, pid, inbox):
+        """A supervisor whose command has left nothing behind takes the next one."""
+        self.poll.unregister(inbox.fileno())
+        del self.handlers[inbox.fileno()]
+        told = inbox.recv(1)
+        if told:
+            send(GONE, self.children.pop(pid))
+        if told and self.spare is None and pid not in self.killed:
+            self.spare = pid, inbox
+        else:
+            inbox.close()
 
     def fork_supervisor(self):
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        pid = posix.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                supervisor.serve(theirs)
-            finally:
-                posix._exit(0)
+        # A signal that came between the fork and its handler would be lost.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (SIGTERM,))
+        try:
+            pid = posix.fork()
+            if pid == 0:
+                try:
+                    ours.close()
+                    supervisor.serve(theirs)
+                finally:
+                    posix._exit(0)
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (SIGTERM,))
         theirs.close()
         return pid, ours
 
@@ -169,6 +187,7 @@ class Helper:
     def do_kill_of(self, _ident, wanted):
         for pid, ident in self.children.items():
             if ident == wanted:
+                self.killed.add(pid)
                 signal(pid, SIGTERM)
                 return
         send(GONE, wanted)

@@ -1,8 +1,8 @@
 """A command's supervisor: starts it, reports its end, and ends its tree on demand.
 
-A supervisor is forked ahead of the command it will get, as a fork costs more than the
-rest. It is a child subreaper, so that every descendant of the command stays below it,
-and lives until the last of them has ended.
+A supervisor is a child subreaper, so that every descendant of the command stays below it.
+It is forked ahead of the command it will get, as a fork costs more than the rest, and when
+the last of a command's processes has ended by itself it takes the next command.
 """
 
 import _signal  # pyright: ignore[reportMissingImports]
@@ -33,6 +33,8 @@ from wire import (
 )
 
 DEFAULT_SIGNALS = (SIGPIPE, SIGXFSZ, SIGTERM, SIGCHLD)
+INBOX, NULL = CHANNEL + 1, CHANNEL + 2
+"""Descriptors a supervisor keeps for itself: requests come on one, the other is the null device."""
 VERBS = ("exec", "pack", "unpack")
 """Requests that the helper hands to a supervisor."""
 
@@ -58,16 +60,18 @@ class Supervisor:
         self.command = 0
 
     def run(self, start):
-        """``start()`` returns the pid of the command it has started, or raises ``Refused``."""
+        """``start()`` returns the pid of the command it has started, or raises ``Refused``.
+        Returns whether nothing of it is left and nobody asked to end it."""
         try:
             try:
                 self.command = start()
             except Refused as refusal:
                 send(STARTED, self.ident)
                 send(EXIT, self.ident, refusal.code)
-                return
-            for fd in (0, 1, 2):
-                posix.close(fd)
+                return True
+            finally:
+                for fd in (0, 1, 2):
+                    posix.dup2(NULL, fd)
             send(STARTED, self.ident, self.command)
             Supervisor.armed = True
             if Supervisor.asked:
@@ -80,8 +84,10 @@ class Supervisor:
                 send(DONE, self.ident)
             else:
                 send(ERROR, self.ident, text=b"a process of this command cannot be killed")
+            return False
         except ChildProcessError:
-            pass
+            Supervisor.armed = False
+            return not Supervisor.asked
 
     def reap_one(self, flags):
         pid, status = posix.waitpid(-1, flags)
@@ -104,16 +110,26 @@ def on_term(_number, _frame):
 
 
 def serve(inbox):
-    """The life of a supervisor: take one request from the socket ``inbox``, carry it out."""
+    """The life of a supervisor: take requests from the socket ``inbox``, one at a time."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(SIGTERM, on_term)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (SIGTERM,))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if inbox.fileno() != CHANNEL + 1:
-        posix.dup2(inbox.fileno(), CHANNEL + 1)
-    posix.closerange(CHANNEL + 2, 1 << 20)
-    data, fds = receive(_socket.socket(fileno=CHANNEL + 1))
+    if inbox.fileno() != INBOX:
+        posix.dup2(inbox.fileno(), INBOX, False)
+    posix.dup2(0, NULL, False)
+    posix.closerange(NULL + 1, 1 << 20)
+    limit_files()
+    requests = _socket.socket(fileno=INBOX)
+    while carry_out(requests):
+        requests.send(b"f")
+
+
+def carry_out(requests):
+    """Take one request and see it through; False when this supervisor must end."""
+    data, fds = receive(requests)
     if not data:
-        return  # the sandbox ends
+        return False  # the sandbox ends, or another supervisor waits already
     if data == b"M":
         body = fds.pop(0)
         data = b"".join(iter(lambda: posix.read(body, 1 << 20), b""))
@@ -121,11 +137,11 @@ def serve(inbox):
     try:
         stdio, start = prepare(verb, fds, *rest)
     except Failure as error:
+        posix.closerange(NULL + 1, 1 << 20)
         send(ERROR, ident, text=encode(str(error)))
-        return
+        return True
     place_stdio(stdio)
-    limit_files()
-    Supervisor(ident).run(start)
+    return Supervisor(ident).run(start)
 
 
 def prepare(verb, fds, *rest):
@@ -146,11 +162,10 @@ def prepare(verb, fds, *rest):
 
 
 def place_stdio(fds):
-    """Put ``fds`` (None is the null device) on 0, 1, 2 and close everything above 3."""
-    held = [posix.open("/dev/null", posix.O_RDWR) if fd is None else fd for fd in fds]
-    for place, fd in enumerate(held):
-        posix.dup2(fd, place)
-    posix.closerange(4, 1 << 20)
+    """Put ``fds`` (None is the null device) on 0, 1, 2 and close what came with the request."""
+    for place, fd in enumerate(fds):
+        posix.dup2(NULL if fd is None else fd, place)
+    posix.closerange(NULL + 1, 1 << 20)
 
 
 def fork(work):
