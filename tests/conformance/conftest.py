@@ -51,6 +51,7 @@ def _local_remains() -> set[str]:
 REMAINS: dict[str, Callable[[], set[str]]] = {"local": _local_remains}
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker runs the whole suite: what is left on the host is the same for all workers."""
     for item in items:
