@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadgroup -q
+PYTEST := $(BIN)/python -m pytest -n $(or $(WORKERS),2) -q
 
 .PHONY: demo test test-all bench lint clean
 

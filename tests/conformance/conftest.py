@@ -44,19 +44,14 @@ def _local_remains() -> set[str]:
     mounts = Path("/proc/self/mountinfo").read_text()
     found |= {line for line in mounts.splitlines() if str(store.root) in line}
     for root, folders, _ in os.walk("/sys/fs/cgroup"):
-        found |= {os.path.join(root, name) for name in folders if "conformance" in name}
+        found |= {os.path.join(root, name) for name in folders if LABEL in name}
     return found
 
 
+LABEL = f"conformance-{os.getpid()}-"
+"""Name of this test worker's sandboxes: control groups are shared by all workers of the host."""
+
 REMAINS: dict[str, Callable[[], set[str]]] = {"local": _local_remains}
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs the whole suite: what is left on the host is the same for all workers."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("conformance"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -108,7 +103,7 @@ async def create(provider: SandboxProvider, image: SandboxImage) -> AsyncIterato
     made: list[Sandbox] = []
 
     async def create(*, of: SandboxImage | None = None, **spec: object) -> Sandbox:
-        sandbox = await provider.create(of or image, SandboxSpec(name="conformance", **spec))  # type: ignore[arg-type]
+        sandbox = await provider.create(of or image, SandboxSpec(name=LABEL, **spec))  # type: ignore[arg-type]
         made.append(sandbox)
         return sandbox
 
@@ -120,6 +115,11 @@ async def create(provider: SandboxProvider, image: SandboxImage) -> AsyncIterato
 @pytest.fixture
 async def sandbox(create: Create) -> Sandbox:
     return await create()
+
+
+@pytest.fixture
+def label() -> str:
+    return LABEL
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def doomed(
     program = Path(__file__).with_name("owner_process.py")
 
     def start(word: str) -> subprocess.Popen[str]:
-        request = json.dumps([provider.name, str(source.context), word])
+        request = json.dumps([provider.name, str(source.context), word, LABEL])
         process = subprocess.Popen(
             [sys.executable, str(program), request], stdout=subprocess.PIPE, text=True, env={**os.environ}
         )

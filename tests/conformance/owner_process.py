@@ -1,4 +1,4 @@
-"""A process that owns a sandbox until it is killed. Argument: JSON [provider, context, word]."""
+"""A process that owns a sandbox until it is killed. Argument: JSON [provider, context, word, name]."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from benchflow.kernel.registry import resolve
 
 
 async def main() -> None:
-    name, context, word = json.loads(sys.argv[1])
+    name, context, word, label = json.loads(sys.argv[1])
     provider = resolve("sandboxes", name)()
     folder = Path(context)
     image = await provider.prepare(
         ImageSource("conformance", folder, folder / "Dockerfile", local_base="host")
     )
-    sandbox = await provider.create(image, SandboxSpec(name="conformance-doomed"))
+    sandbox = await provider.create(image, SandboxSpec(name=f"{label}doomed"))
     await sandbox.spawn(["sleep", word])
     await sandbox.exec("echo data >file")
     await sandbox.exec(f"setsid sh -c 'trap \"\" TERM HUP; while :; do sleep {word}; done' >/dev/null 2>&1 &")

@@ -165,13 +165,13 @@ async def test_a_snapshot_while_paused(sandbox: Sandbox, create: Create) -> None
 
 
 async def test_fifty_at_once_under_one_name(
-    provider: SandboxProvider, image: SandboxImage, remains: Callable[[], set[str]]
+    provider: SandboxProvider, image: SandboxImage, label: str, remains: Callable[[], set[str]]
 ) -> None:
     """C26: the name is a label, not a key."""
     before = remains()
 
     async def one(index: int) -> str:
-        sandbox = await provider.create(image, SandboxSpec(name="conformance", limits=Limits(memory_mb=512)))
+        sandbox = await provider.create(image, SandboxSpec(name=label, limits=Limits(memory_mb=512)))
         try:
             await sandbox.exec(f"echo {index} >/tmp/me")
             return (await sandbox.exec("cat /tmp/me")).out.strip()
@@ -186,12 +186,13 @@ async def test_fifty_at_once_under_one_name(
 async def test_teardown_is_idempotent_and_leaves_nothing(
     provider: SandboxProvider,
     image: SandboxImage,
+    label: str,
     marker: str,
     remains: Callable[[], set[str]],
     on_host: Callable[[str], list[int]],
 ) -> None:
     before = remains()
-    sandbox = await provider.create(image, SandboxSpec(name="conformance"))
+    sandbox = await provider.create(image, SandboxSpec(name=label))
     await sandbox.exec(f"setsid sh -c 'trap \"\" TERM; while :; do sleep {marker}; done' >/dev/null 2>&1 &")
     await sandbox.exec("mkdir -p d/e; echo x >d/e/f; chmod 0 d/e d", user="agent")
     waiting = asyncio.ensure_future(sandbox.exec(f"sleep {marker}"))
@@ -207,11 +208,11 @@ async def test_teardown_is_idempotent_and_leaves_nothing(
 
 
 async def test_a_cancelled_start_leaves_nothing(
-    provider: SandboxProvider, image: SandboxImage, remains: Callable[[], set[str]]
+    provider: SandboxProvider, image: SandboxImage, label: str, remains: Callable[[], set[str]]
 ) -> None:
     before = remains()
     for ticks in (0, 1, 2, 5, 20, 100):
-        task = asyncio.ensure_future(provider.create(image, SandboxSpec(name="conformance")))
+        task = asyncio.ensure_future(provider.create(image, SandboxSpec(name=label)))
         for _ in range(ticks):
             await asyncio.sleep(0)
         task.cancel()
@@ -223,9 +224,13 @@ async def test_a_cancelled_start_leaves_nothing(
 
 
 async def test_closing_the_provider_ends_its_sandboxes(
-    provider: SandboxProvider, image: SandboxImage, marker: str, on_host: Callable[[str], list[int]]
+    provider: SandboxProvider,
+    image: SandboxImage,
+    label: str,
+    marker: str,
+    on_host: Callable[[str], list[int]],
 ) -> None:
-    sandbox = await provider.create(image, SandboxSpec(name="conformance"))
+    sandbox = await provider.create(image, SandboxSpec(name=label))
     await sandbox.spawn(["sleep", marker])
     await provider.close()
     assert on_host(marker) == []
@@ -307,7 +312,7 @@ async def test_killed_processes_are_proved_gone(sandbox: Sandbox, inside: Inside
 
 
 async def test_equal_sources_give_equal_images_and_other_files_another(
-    provider: SandboxProvider, source: ImageSource, image: SandboxImage, tmp_path: Path
+    provider: SandboxProvider, source: ImageSource, image: SandboxImage, label: str, tmp_path: Path
 ) -> None:
     same = await asyncio.gather(*(provider.prepare(source) for _ in range(4)))
     assert {item.digest for item in same} == {image.digest}
@@ -315,7 +320,7 @@ async def test_equal_sources_give_equal_images_and_other_files_another(
     (tmp_path / "Dockerfile").write_text("FROM debian:12\nWORKDIR /srv/app\nENV FROM_IMAGE=other\n")
     other = await provider.prepare(replace(source, context=tmp_path, dockerfile=tmp_path / "Dockerfile"))
     assert other.digest != image.digest
-    sandbox = await provider.create(other, SandboxSpec(name="conformance"))
+    sandbox = await provider.create(other, SandboxSpec(name=label))
     assert (await sandbox.exec("pwd; echo $FROM_IMAGE")).out == "/srv/app\nother\n"
     assert (await sandbox.exec("touch x", user="agent")).ok
     await sandbox.teardown()
