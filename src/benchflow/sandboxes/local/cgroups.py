@@ -239,7 +239,7 @@ class Cgroup:
 
 
 def remove_folders(folders: list[Path]) -> None:
-    """Remove groups whose last process is dying. Raises ``OSError`` if one stays busy."""
+    """Remove groups, after killing what is left in them. Raises ``OSError`` if one stays busy."""
     deadline = time.monotonic() + _REMOVE_DEADLINE
     for folder in folders:
         while True:
@@ -250,9 +250,21 @@ def remove_folders(folders: list[Path]) -> None:
             except OSError:
                 if time.monotonic() > deadline:
                     raise
+                _end_members(folder)
                 time.sleep(0.002)
                 continue
             break
+
+
+def _end_members(folder: Path) -> None:
+    """Kill what is left in a group, thawed, as a frozen process does not die."""
+    for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        with suppress(FileNotFoundError):
+            _write(folder / name, value)
+    with suppress(OSError):
+        for member in (folder / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(member), signal.SIGKILL)
 
 
 def _write(path: Path, text: str) -> None:

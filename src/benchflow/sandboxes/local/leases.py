@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,8 +83,6 @@ class Lease:
         """Remove what the lease names, then the lease. For leases of dead owners."""
         if self.process is not None:
             _end_process(*self.process)
-        for folder in self.cgroups:
-            _end_members(folder)
         remove_folders(self.cgroups)
         for path in self.sockets:
             path.unlink(missing_ok=True)
@@ -107,6 +106,23 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def last_children(pid: int) -> list[int]:
+    """Direct children of a process that is stopped first. Killed while it clones, it would
+    leave a child that nobody knows of, waiting for it for ever."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        _wait_until(lambda: _state(pid) in ("T", "t", "Z", "X", ""))
+    return children(pid)
+
+
+def _state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat[stat.rindex(")") + 2]
+
+
 def real_uid(pid: int) -> int | None:
     """The real uid of a process, as the host sees it; None when it is gone."""
     try:
@@ -122,27 +138,13 @@ def _end_process(pid: int, start: int) -> None:
     """Kill bubblewrap and the sandbox's first process, whose death takes the rest along."""
     if process_start(pid) != start:
         return
-    for target in (*children(pid), pid):
+    for target in (*last_children(pid), pid):
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)
     _wait_until(lambda: process_start(pid) != start)
 
 
-def _end_members(folder: Path) -> None:
-    """Kill what is left in a control group, thawed, as a frozen process does not die."""
-    for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-        if (folder / name).exists():
-            (folder / name).write_text(value)
-    try:
-        members = (folder / "cgroup.procs").read_text().split()
-    except OSError:
-        return
-    for member in members:
-        with suppress(ProcessLookupError):
-            os.kill(int(member), signal.SIGKILL)
-
-
-def _wait_until(reached) -> None:
+def _wait_until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _GONE_DEADLINE
     while not reached() and time.monotonic() < deadline:
-        time.sleep(0.002)
+        time.sleep(0.0005)

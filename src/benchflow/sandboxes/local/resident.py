@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.cgroups import Cgroup
-from benchflow.sandboxes.local.leases import children
+from benchflow.sandboxes.local.leases import children, last_children
 from benchflow.sandboxes.local.nursery import Nursery, nursery
 from benchflow.sandboxes.local.userns import UserNamespace
 
@@ -344,7 +344,8 @@ class Resident:
         """Kill the sandbox's first process, and so all of it, and the helper; do not wait."""
         if self._process.returncode is None:
             # Not bubblewrap itself: it ends after the sandbox, and so tells when that is gone.
-            for pid in children(self._process.pid) or [self._process.pid]:
+            outer = self._process.pid
+            for pid in children(outer) or [*last_children(outer), outer]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if self._helper >= 0:

@@ -144,7 +144,7 @@ class Helper:
             return
 
     def await_free(self, pid, inbox):
-        self.handlers[inbox.fileno()] = lambda *_: self.on_free(pid, inbox)
+        self.handlers[inbox.fileno()] = lambda _fd, _events: self.on_free(pid, inbox)
         self.poll.register(inbox.fileno(), select.EPOLLIN)
 
     def on_free(self, pid, inbox):
