@@ -57,7 +57,7 @@ class Helper:
         self.children = {}  # pid -> request id
         self.spare = None  # pid and socket of the next supervisor
         self.killed = set()  # supervisors that were told to end, and are not used again
-        self.handlers = {CHANNEL: self.on_request}
+        self.handlers: dict = {CHANNEL: self.on_request}
         self.deadline = None
 
     def run(self):
@@ -144,7 +144,7 @@ class Helper:
             return
 
     def await_free(self, pid, inbox):
-        self.handlers[inbox.fileno()] = lambda _fd, _events: self.on_free(pid, inbox)
+        self.handlers[inbox.fileno()] = lambda *_: self.on_free(pid, inbox)
         self.poll.register(inbox.fileno(), select.EPOLLIN)
 
     def on_free(self, pid, inbox):
