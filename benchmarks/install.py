@@ -1,6 +1,6 @@
 """Size of a plain install: packages and megabytes in a fresh virtual environment.
 
-    python benchmarks/install.py
+python benchmarks/install.py
 """
 
 from __future__ import annotations

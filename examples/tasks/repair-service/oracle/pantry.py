@@ -50,7 +50,7 @@ class Pantry(BaseHTTPRequestHandler):
             return None
         if not isinstance(order, dict) or len(order) != 1:
             return None
-        (verb, amount), = order.items()
+        ((verb, amount),) = order.items()
         if verb in ("add", "take") and type(amount) is int and amount >= 1:
             return verb, amount
         return None
