@@ -74,7 +74,7 @@ def test_cleanup_after_a_killed_run(sandbox: Callable[..., str], tmp_path: Path)
     context = tmp_path / "environment"
     context.mkdir()
     (context / "Dockerfile").write_text("FROM debian:12\n")
-    request = json.dumps(["local", str(context), "98761234.5"])
+    request = json.dumps(["local", str(context), "98761234.5", "killed-"])
     with subprocess.Popen(
         [sys.executable, str(OWNER), request],
         stdout=subprocess.PIPE,

@@ -332,3 +332,27 @@ def test_a_signal_after_the_end_keeps_the_exit_code(number, code):
         process.send_signal(number)
     assert process.wait(timeout=30) == code
     process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_signal_at_any_moment_leaves_nothing_after_cleanup(make_task, tmp_path, bench, number):
+    """Thirty moments spread over a job of eight rollouts: starting, running, verifying, tearing down."""
+    task = make_task("swept-away")
+    for moment in range(30):
+        jobs = tmp_path / f"jobs-{moment}"
+        running = Running(task, jobs, "swept-away", "--trials", "8", "-j", "4")
+        running.until(": start")
+        time.sleep(moment * 0.04)
+        running.send(number)
+        # -2 is the shell's 130: the job had ended, and its interpreter was on its way out.
+        assert running.ended() in ({-9, 0} if number == signal.SIGKILL else {130, 0, -2})
+        assert bench("sandbox", "cleanup") == 0
+        assert leases("swept-away") == []
+        assert mounts(str(state_dir())) == []
+        assert list((state_dir() / "local" / "uppers").iterdir()) == []
+        for path in jobs.rglob("result.json"):
+            record = read_json(path)
+            assert record["outcome"] in ("passed", "cancelled"), record
+    groups = Path("/sys/fs/cgroup").rglob("swept-away*")
+    assert [str(path) for path in groups] == []

@@ -462,3 +462,22 @@ async def test_an_agent_that_was_root_is_verified_apart_unless_asked(rollout, fi
     subject, _ = rollout(turn, **fields)
     result = await subject.run()
     assert (result.verify_mode, result.rewards) == (mode, {"reward": 0.5})
+
+
+async def test_what_breaks_while_being_cancelled_is_cancelled(rollout, tmp_path):
+    started = asyncio.Event()
+
+    async def breaks(sandbox, text):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise AgentCrashError("its pipe was closed") from None
+
+    subject, _ = rollout(breaks)
+    running = asyncio.create_task(subject.run())
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert read(tmp_path / "r", "result.json")["outcome"] == "cancelled"

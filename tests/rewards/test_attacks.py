@@ -191,7 +191,7 @@ TRICKS = {
     "background process whose first thread has ended": Trick(
         """\
         cat > /tmp/daemon.txt << 'END'
-        import ctypes, platform, shutil, threading, time
+        import ctypes, os, platform, shutil, threading, time
         def copy():
             while True:
                 try:
@@ -199,11 +199,14 @@ TRICKS = {
                 except OSError:
                     pass
                 time.sleep(0.01)
+        open('/tmp/daemon.pid', 'w').write(str(os.getpid()))
         threading.Thread(target=copy, daemon=True).start()
         ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)
         END
         setsid python3 /tmp/daemon.txt > /dev/null 2>&1 < /dev/null &
-        until grep -qs '^State:.*Z' /proc/[0-9]*/status; do sleep 0.01; done
+        until [ -s /tmp/daemon.pid ] && grep -q '^State:.*Z' "/proc/$(cat /tmp/daemon.pid)/status"; do
+            sleep 0.01
+        done
         """,
         POLL,
     ),

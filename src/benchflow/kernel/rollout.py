@@ -487,6 +487,7 @@ class Rollout:
             try:
                 yield
             except BenchflowError as error:
+                self._raise_if_cancelled(error)
                 self._note(error)
                 if self._files is not None and not isinstance(error, RolloutError):
                     raise _as_rollout_error(error) from error
@@ -497,6 +498,7 @@ class Rollout:
             except Exception as error:
                 # The boundary where a fault of the engine or of a plugin becomes data: one
                 # rollout is lost with its evidence, the job goes on.
+                self._raise_if_cancelled(error)
                 self._note(RolloutError(f"internal error: {type(error).__name__}: {error}"))
                 if self._files is None:
                     raise
@@ -504,6 +506,13 @@ class Rollout:
                     self.planes.redact.text(traceback.format_exc())
                 )
                 raise RolloutError(f"internal error: {type(error).__name__}: {error}") from error
+
+    def _raise_if_cancelled(self, error: Exception) -> None:
+        """What breaks because the task is being cancelled is the cancellation."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self._note(RolloutCancelled("interrupted"))
+            raise asyncio.CancelledError from error
 
     def _emit(self, phase: str, *, reward: float | None = None, message: str | None = None) -> None:
         if self._on_event is None or self._task is None:

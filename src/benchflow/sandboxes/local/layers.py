@@ -163,12 +163,14 @@ class LayerStore:
         """Make an empty upper owned by this process. ``tmpfs`` falls back to disk when there
         is none. ``lowers`` are kept from being collected while the upper exists."""
         memory = self.tmpfs_root if tmpfs else None
-        name = name or f"u{uuid.uuid4().hex[:16]}"
+        owner = Owner.current()
+        # The name tells the owner too: a crash may come before or after its record.
+        name = name or f"u{owner.pid}-{owner.start}-{uuid.uuid4().hex[:12]}"
         root = (memory or self.root) / "uppers" / name
         upper = Upper(name, root, memory is not None)
         try:
             root.mkdir(mode=0o700)
-            record = {"owner": Owner.current().record(), "lowers": [str(lower) for lower in lowers]}
+            record = {"owner": owner.record(), "lowers": [str(lower) for lower in lowers]}
             (root / "owner.json").write_bytes(dumps(record))
             upper.upper.mkdir()
             upper.upper.chmod(0o755)  # it becomes the sandbox's /, whatever the umask
@@ -326,6 +328,7 @@ class LayerStore:
                 found.append(_leftover(self._manifest(image.digest), "image", image.owner))
         for path in self._uppers():
             owner, lowers = _read_owner(path / "owner.json")
+            owner = owner or _named_owner(path.name)
             if owner is not None and owner.alive():
                 used.update(lowers)
             elif owner is not None or _age(path) > _ORPHAN_AGE:
@@ -421,6 +424,15 @@ def _owner_path(layer: Path) -> Path:
 def _write_owner(layer: Path) -> None:
     """Before the layer exists, so that no owned layer is ever without its owner."""
     write_json(_owner_path(layer), {"owner": Owner.current().record()}, sync=False)
+
+
+def _named_owner(name: str) -> Owner | None:
+    """Whose upper it is by its name, ``u<pid>-<start>-<random>``, on this host since this boot."""
+    pid, _, rest = name.removeprefix("u").partition("-")
+    start = rest.partition("-")[0]
+    if not (pid.isdigit() and start.isdigit()):
+        return None
+    return replace(Owner.current(), pid=int(pid), start=int(start))
 
 
 def _read_owner(path: Path) -> tuple[Owner | None, list[str]]:
