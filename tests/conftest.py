@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A property holds or not; how long an example takes says only how busy the machine is.
+settings.register_profile("benchflow", deadline=None)
+settings.load_profile("benchflow")
 
 
 @pytest.fixture(scope="session", autouse=True)
