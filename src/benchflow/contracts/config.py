@@ -144,5 +144,10 @@ class RolloutConfig:
             ),
         )
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles of all scenes, in order; the first is the one results are named after."""
+        return tuple(role for scene in self.resolved_scenes() for role in scene.roles)
+
     def with_(self, **changes: Any) -> RolloutConfig:
         return replace(self, **changes)

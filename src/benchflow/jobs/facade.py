@@ -137,7 +137,7 @@ async def _run_one(config: RolloutConfig) -> Result:
 
 
 def _names_model(config: RolloutConfig) -> bool:
-    return any(role.model for scene in config.resolved_scenes() for role in scene.roles)
+    return any(role.model for role in config.roles)
 
 
 async def _in_own_job(config: RolloutConfig, task: Task, planes: Planes) -> Result:

@@ -31,12 +31,10 @@ class Clock:
         finally:
             self._spent[phase] = self._spent.get(phase, 0.0) + time.monotonic() - begin
 
-    def spent(self, phase: str) -> float:
-        return self._spent.get(phase, 0.0)
-
     def timing(self, *, model_wait: float | None) -> Timing:
         total = time.monotonic() - self._start
-        phases = {phase: round(seconds, 6) for phase, seconds in self._spent.items()}
-        other = max(0.0, total - sum(self._spent.values()))
+        phases = {phase: seconds for phase, seconds in self._spent.items() if phase != "other"}
+        other = max(0.0, total - sum(phases.values()))
+        phases = {phase: round(seconds, 6) for phase, seconds in phases.items()}
         wait = None if model_wait is None else round(model_wait, 6)
         return Timing(**phases, model_wait=wait, other=round(other, 6), total=round(total, 6))

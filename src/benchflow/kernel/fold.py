@@ -128,7 +128,7 @@ def result_record(
 ) -> Result:
     """The whole of ``result.json``."""
     config, task, verdict, error = rollout.config, rollout.task, rollout.verdict, rollout.error
-    role = rollout.main_role
+    role = config.roles[0]
     agent = agents.get(role.agent)
     counts = agent_result(totals, usages, rollout.n_tool_calls, rollout.n_prompts)
     verifier_error = verdict.error if verdict else None
@@ -218,7 +218,7 @@ def config_record(
 ) -> dict[str, Any]:
     """``config.json``: what was asked and, once the sandbox runs, what was enforced.
     Environment variables appear by name only."""
-    role = config.resolved_scenes()[0].roles[0]
+    role = config.roles[0]
     agent = agents.get(role.agent)
     return {
         "schema_version": 1,

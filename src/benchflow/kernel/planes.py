@@ -64,8 +64,7 @@ async def open_planes(sandbox: str, *, with_gateway: bool = True) -> Planes:
 
 async def open_planes_for(config: RolloutConfig) -> Planes:
     """Planes for one rollout; the gateway is started only when a role names a model."""
-    roles = [role for scene in config.resolved_scenes() for role in scene.roles]
-    return await open_planes(config.sandbox_name, with_gateway=any(role.model for role in roles))
+    return await open_planes(config.sandbox_name, with_gateway=any(role.model for role in config.roles))
 
 
 def private_runtime_dir() -> Path:

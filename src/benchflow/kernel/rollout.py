@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -135,10 +135,10 @@ class Rollout:
         with self._phase("setup", "other"):
             task = self._task or self.planes.load_task(Path(self.config.task_path))
             self._task = task
-            scenes = self.config.resolved_scenes()
-            self.steps = compile_scenes(scenes, task.instruction)
-            for role in (role for scene in scenes for role in scene.roles):
-                self._agents.setdefault(role.agent, self.planes.load_agent(role.agent))
+            self.steps = compile_scenes(self.config.resolved_scenes(), task.instruction)
+            for role in self.config.roles:
+                if role.agent not in self._agents:
+                    self._agents[role.agent] = self.planes.load_agent(role.agent)
                 self._check_role(role, task)
             self._task_env, secrets = resolve_env(task.env, f"task {task.name}")
             self.planes.redact.add(*secrets)
@@ -173,7 +173,7 @@ class Rollout:
 
     async def connect(self) -> None:
         """Open the session of the first role."""
-        await self.connect_as(self.steps[0].role if self.steps else self.main_role)
+        await self.connect_as(self.steps[0].role if self.steps else self.config.roles[0])
 
     async def connect_as(self, role: Role, *, fresh: bool = False) -> None:
         """Open, or with ``fresh=False`` reuse, the session of ``role``."""
@@ -258,10 +258,6 @@ class Rollout:
         """The agent's folder inside."""
         return requests.workspace(self.task, self.image.workdir if self.image else None)
 
-    @property
-    def main_role(self) -> Role:
-        return self.config.resolved_scenes()[0].roles[0]
-
     def _check_role(self, role: Role, task: Task) -> None:
         needs_model = self._agents[role.agent].capabilities().needs_model
         if needs_model and not role.model:
@@ -289,7 +285,7 @@ class Rollout:
         )
 
     async def _open_routes(self) -> None:
-        wanted = [role.model for role in self._roles() if role.model and self._speaks_to_models(role)]
+        wanted = [role.model for role in self.config.roles if role.model and self._speaks_to_models(role)]
         await self.models.open(
             self.planes.gateway,
             wanted,
@@ -302,10 +298,6 @@ class Rollout:
     def _speaks_to_models(self, role: Role) -> bool:
         can = self._agents[role.agent].capabilities()
         return can.needs_model or can.dialect is not None
-
-    def _roles(self) -> Iterator[Role]:
-        for scene in self.config.resolved_scenes():
-            yield from scene.roles
 
     def _context(self, role: Role, agent: Agent) -> SessionContext:
         config, route = self.config, self.models.route(role.model)
@@ -483,7 +475,7 @@ class Rollout:
         if self._cleanup is not None:
             raise UsageError("this rollout has ended", fix="one Rollout is one run; create another")
         self._emit(name)
-        with self._clock.measure(clock) if clock != "other" else _nothing():
+        with self._clock.measure(clock):
             try:
                 yield
             except BenchflowError as error:
@@ -535,11 +527,6 @@ class Rollout:
                 message=message,
             )
         )
-
-
-@contextmanager
-def _nothing() -> Generator[None]:
-    yield
 
 
 def _as_rollout_error(error: BenchflowError) -> RolloutError:
