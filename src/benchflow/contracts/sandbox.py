@@ -268,6 +268,11 @@ class SandboxProvider(Protocol):
         """Raise ``PrerequisiteError`` with the fix when no sandbox can start here."""
         ...
 
+    async def facts(self) -> Mapping[str, str]:
+        """After ``preflight``: versions, drivers and places that help a person find a fault.
+        ``data_root``, when present, is a folder of this machine whose disk can fill up."""
+        ...
+
     async def check(self, source: ImageSource) -> None:
         """Raise ``UsageError`` or ``PrerequisiteError`` when the base that ``source`` names is
         not to be had here. Builds nothing, so that a run can ask before it makes any folder."""

