@@ -110,7 +110,7 @@ class Evaluation:
         checked = await preflight.check(self.config)
         preflight.check_writable(self.config.jobs_dir)
         continued = self._plan(checked, began)
-        planes, probe = await preflight.open_checked(self.config, checked)
+        planes, probe = await preflight.open_checked(self.config, checked, self.reporter.note)
         for note in (*checked.notes, continued.why_new):
             if note:
                 self.reporter.note(note)

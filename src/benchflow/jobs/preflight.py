@@ -1,9 +1,13 @@
-"""Everything that can be wrong is found here, before any folder exists."""
+"""Everything that can be wrong is found here, before any folder exists.
+
+``bench doctor`` asks the same functions.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,15 +15,24 @@ from typing import Any
 from benchflow.contracts.agent import Agent
 from benchflow.contracts.errors import PrerequisiteError, UsageError
 from benchflow.contracts.gateway import ModelSpec
+from benchflow.contracts.sandbox import SandboxProvider
 from benchflow.contracts.task import Task
 from benchflow.jobs.config import EvaluationConfig
 from benchflow.kernel import registry
 from benchflow.kernel.env import resolve_env
+from benchflow.kernel.ownership import state_dir
 from benchflow.kernel.planes import Planes, open_planes
 from benchflow.kernel.requests import image_source
 from benchflow.tasks.discover import find_tasks, load_tasks
 
-NO_ENGINE = "no container engine answers"
+SANDBOX_PATIENCE = 20.0
+"""Seconds in which a sandbox must say whether it can start: a daemon may be far away, or hang."""
+
+FULL = 256 << 10
+"""Bytes of free disk below which not even one rollout can be written."""
+
+SCARCE, FEW_INODES = 1 << 30, 10_000
+"""Below these a run starts, and says that it may end early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +97,40 @@ async def choose_sandbox(asked: str | None, tasks: Sequence[Task]) -> tuple[str,
     if asked not in (None, "docker"):
         registry.resolve("sandboxes", asked)
         return asked, None
-    problem = await _engine_problem()
+    problem = await _docker_problem()
     if problem is None:
         return "docker", None
     others = [task.name for task in tasks if task.backend != "local"]
     if asked is not None or others:
-        asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} one" if others else ""
-        raise PrerequisiteError(
-            f"{problem}{asks}",
-            fix="start one, or run with `--sandbox local` (add `--local-base host` to lend it this "
-            "machine's /usr)",
-        )
-    return "local", f"{problem}; {_some(t.name for t in tasks)} may run locally: sandbox local"
+        asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} docker" if others else ""
+        instead = "run with `--sandbox local`, and `--local-base host` to lend it this machine's /usr"
+        raise PrerequisiteError(f"{problem.message}{asks}", fix=f"{problem.fix or 'repair it'}; or {instead}")
+    return "local", f"{problem.message}; {_some(t.name for t in tasks)} may run locally: sandbox local"
 
 
-async def _engine_problem() -> str | None:
+async def _docker_problem() -> PrerequisiteError | None:
     if "docker" not in registry.names("sandboxes"):
-        return f"{NO_ENGINE} (this install has no docker sandbox)"
-    provider = registry.resolve("sandboxes", "docker")()
+        return PrerequisiteError("this install has no docker sandbox", fix="install it")
+    provider: SandboxProvider = registry.resolve("sandboxes", "docker")()
     try:
-        await provider.preflight()
+        await sandbox_ready(provider)
     except PrerequisiteError as error:
-        return f"{NO_ENGINE} ({error.message})"
+        return error
     finally:
         await provider.close()
     return None
+
+
+async def sandbox_ready(provider: SandboxProvider, patience: float = SANDBOX_PATIENCE) -> None:
+    """The provider's own check, in bounded time. Raises ``PrerequisiteError``."""
+    try:
+        async with asyncio.timeout(patience):
+            await provider.preflight()
+    except TimeoutError:
+        raise PrerequisiteError(
+            f"the sandbox {provider.name!r} did not say within {patience:g} s whether it can start",
+            fix="restart what it runs on",
+        ) from None
 
 
 def _check_agent(config: EvaluationConfig, agent: Agent, tasks: Sequence[Task]) -> None:
@@ -144,15 +166,21 @@ def _check_variables(config: EvaluationConfig, tasks: Sequence[Task]) -> None:
         raise UsageError("; ".join(problems), fix="export them first")
 
 
-async def open_checked(config: EvaluationConfig, checked: Checked) -> tuple[Planes, dict[str, Any] | None]:
-    """Open the planes a job shares and prove that its sandbox can start and its endpoint
-    answers. Returns them with what the endpoint said. Raises ``PrerequisiteError``."""
+async def open_checked(
+    config: EvaluationConfig, checked: Checked, say: Callable[[str], None]
+) -> tuple[Planes, dict[str, Any] | None]:
+    """Open the planes a job shares and prove that its disk has room, its sandbox can start and its
+    endpoint answers. Returns them with what the endpoint said; ``say`` hears what a user should
+    know. Raises ``PrerequisiteError``."""
+    for folder in (config.jobs_dir, state_dir()):
+        if scarce := room(folder):
+            say(scarce)
     needs_model = checked.agent.capabilities().needs_model
     planes = await open_planes(checked.sandbox, with_gateway=needs_model)
     try:
         _, secrets = resolve_env(config.agent_env, "--agent-env", given=True)
         planes.redact.add(*secrets)
-        await planes.provider.preflight()
+        await sandbox_ready(planes.provider)
         for task in checked.tasks:
             await planes.provider.check(image_source(task, config.local_base))
         probe = dict(await planes.gateway.probe(model_spec(config))) if planes.gateway else None
@@ -160,6 +188,40 @@ async def open_checked(config: EvaluationConfig, checked: Checked) -> tuple[Plan
         await planes.close()
         raise
     return planes, probe
+
+
+def room(folder: os.PathLike[str]) -> str | None:
+    """Raise ``PrerequisiteError`` when the disk of ``folder``, which need not exist, is full;
+    return a line when little is left on it, else None."""
+    path = existing(folder)
+    free, inodes = free_space(path)
+    if free is not None and free < FULL:
+        raise PrerequisiteError(f"the disk of {path} is full", fix="free space, or choose another folder")
+    if inodes == 0:
+        raise PrerequisiteError(f"the disk of {path} has no inode left", fix="remove files from it")
+    if free is not None and free < SCARCE:
+        return f"only {free / 2**20:.0f} MB are free on the disk of {path}"
+    if inodes is not None and inodes < FEW_INODES:
+        return f"only {inodes} inodes are free on the disk of {path}"
+    return None
+
+
+def free_space(path: str) -> tuple[int | None, int | None]:
+    """Bytes and inodes this user may still take on the disk of ``path``; None: not counted there."""
+    disk = os.statvfs(path)
+    if os.geteuid() == 0:
+        blocks, inodes = disk.f_bfree, disk.f_ffree
+    else:
+        blocks, inodes = disk.f_bavail, disk.f_favail
+    return blocks * disk.f_frsize if disk.f_blocks else None, inodes if disk.f_files else None
+
+
+def existing(folder: os.PathLike[str]) -> str:
+    """``folder``, or the nearest one above it that exists."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def model_spec(config: EvaluationConfig) -> ModelSpec:
@@ -175,9 +237,7 @@ def model_spec(config: EvaluationConfig) -> ModelSpec:
 
 def check_writable(folder: os.PathLike[str]) -> None:
     """The jobs folder can be made and written to; says which part of the path cannot."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
+    path = existing(folder)
     if not os.path.isdir(path):
         raise UsageError(f"--jobs-dir {folder}: {path} is not a folder", fix="choose another folder")
     if not os.access(path, os.W_OK | os.X_OK):
