@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 NetworkMode = Literal["none", "allowlist", "open"]
+DoorWay = Literal["auto", "namespace", "socket", "bridge", "stream"]
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
 """Bytes kept of each of stdout and stderr of one exec, unless the caller says otherwise."""
@@ -46,10 +47,16 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class ModelDoor:
     """How the sandbox reaches the gateway: the host's unix socket appears inside as
-    ``http://127.0.0.1:<port>`` even when the network is closed."""
+    ``http://127.0.0.1:<port>`` even when the network is closed.
+
+    ``via``: ``namespace`` (the host listens in the sandbox's network), ``socket`` (bound into
+    it), ``bridge`` (an address of the host on a network they share) or ``stream`` (over the
+    standard streams of a process inside). ``auto`` takes the first that works; a provider
+    refuses what it does not have with ``UsageError``. ``enforced["model_door"]`` tells which."""
 
     socket: Path
     port: int = 4500
+    via: DoorWay = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +242,10 @@ class Sandbox(Protocol):
         stay links; a link that leaves the tree is refused with ``TransferError``."""
         ...
 
-    async def download(self, remote: str, local: Path, *, limit: int = 1 << 30) -> None:
-        """Copy a file or directory out. Nothing is ever written outside ``local``; devices,
-        FIFOs and sockets are left out; links that leave the tree are refused."""
+    async def download(self, remote: str, local: Path, *, limit: int = 1 << 30) -> tuple[str, ...]:
+        """Copy a file or directory out. Nothing is ever written outside ``local``; links that
+        leave the tree are refused. Devices, FIFOs and sockets are left out; returns their
+        names, relative to ``remote``."""
         ...
 
     async def expose(self, port: int) -> Endpoint: ...

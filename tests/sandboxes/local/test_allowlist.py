@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchflow.contracts.sandbox import NetworkPolicy
-from benchflow.sandboxes.local.egress import AllowList
+from benchflow.sandboxes.egress import AllowList
 
 
 @pytest.fixture

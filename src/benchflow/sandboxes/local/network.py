@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchflow.contracts.sandbox import SandboxSpec
+from benchflow.contracts.errors import UsageError
+from benchflow.contracts.sandbox import ModelDoor, SandboxSpec
+from benchflow.sandboxes.doors import SharedDoors
+from benchflow.sandboxes.egress import PROXY_PORT, open_proxy, proxy_env
 from benchflow.sandboxes.local.bwrap import DOORS
-from benchflow.sandboxes.local.doors import HostDoors
-from benchflow.sandboxes.local.egress import EgressProxy
 from benchflow.sandboxes.local.layers import Rootfs
 from benchflow.sandboxes.local.merge import View
 
-PROXY_PORT = 3128
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -26,56 +24,66 @@ _BUNDLES = (
 
 @dataclass(slots=True)
 class Network:
-    """``doors`` are ``(port, socket path inside)`` for the helper to serve; ``sockets`` are
-    files of the host to remove afterwards."""
+    """``doors`` are ``(port, socket path inside)`` for the helper to serve, ``streamed`` the
+    ports and sockets of the host for a ``StreamDoors``; ``sockets`` are files of the host to
+    remove afterwards."""
 
     open: bool
     binds: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     doors: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    streamed: dict[int, Path] = field(default_factory=dict[int, Path])
+    model_way: str | None = None
     env: dict[str, str] = field(default_factory=dict[str, str])
     sockets: list[Path] = field(default_factory=list[Path])
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 
-async def make_network(spec: SandboxSpec, rootfs: Rootfs, host_doors: HostDoors) -> Network:
+async def make_network(spec: SandboxSpec, rootfs: Rootfs, shared: SharedDoors) -> Network:
     """Open what the policy needs on the host's side. ``Network.closing`` takes it back."""
     network = Network(spec.network.mode == "open")
     try:
         if network.open:
             network.binds += lent_files(rootfs, resolver=True)
         if spec.network.mode == "allowlist":
-            await _add_proxy(network, spec, rootfs)
+            path = await network.closing.enter_async_context(open_proxy(spec.network.allowed_hosts))
+            network.sockets += [path, path.parent]
+            network.binds += lent_files(rootfs, resolver=False)
+            network.env |= proxy_env()
+            _add_door(network, PROXY_PORT, path, "proxy")
         if spec.model_door is not None:
-            await _add_model(network, spec.model_door.port, spec.model_door.socket, host_doors)
+            _add_model(network, spec.model_door, shared)
     except BaseException:
         await network.closing.aclose()
         raise
     return network
 
 
-async def _add_model(network: Network, port: int, path: Path, host_doors: HostDoors) -> None:
-    if network.open:
-        await host_doors.open(port, path)
-        network.closing.push_async_callback(host_doors.close, port)
-        return
-    network.binds.append((path, f"{DOORS}/model"))
-    network.doors.append((port, f"{DOORS}/model"))
+def _add_model(network: Network, door: ModelDoor, shared: SharedDoors) -> None:
+    network.model_way = way(door, network.open)
+    if network.model_way == "bridge":
+        shared.open("127.0.0.1", door.port, door.socket)
+        network.closing.push_async_callback(shared.close, "127.0.0.1", door.port)
+    elif network.model_way == "stream":
+        network.streamed[door.port] = door.socket
+    else:
+        _add_door(network, door.port, door.socket, "model")
 
 
-async def _add_proxy(network: Network, spec: SandboxSpec, rootfs: Rootfs) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="benchflow-egress-"))  # short: socket paths are limited
-    network.closing.callback(shutil.rmtree, folder, True)
-    path = folder / "proxy"
-    proxy = EgressProxy(spec.network.allowed_hosts)
-    await proxy.start(path)
-    network.closing.push_async_callback(proxy.close)
-    network.sockets += [path, folder]
-    network.binds += [(path, f"{DOORS}/proxy"), *lent_files(rootfs, resolver=False)]
-    network.doors.append((PROXY_PORT, f"{DOORS}/proxy"))
-    url = f"http://127.0.0.1:{PROXY_PORT}"
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        network.env[name] = url
-    network.env["no_proxy"] = network.env["NO_PROXY"] = "127.0.0.1,localhost"
+def _add_door(network: Network, port: int, path: Path, name: str) -> None:
+    network.binds.append((path, f"{DOORS}/{name}"))
+    network.doors.append((port, f"{DOORS}/{name}"))
+
+
+def way(door: ModelDoor, shares_host: bool) -> str:
+    """The helper serves a closed sandbox's doors; an open one has the host's own loopback."""
+    fits = ("bridge",) if shares_host else ("socket", "stream")
+    if door.via not in ("auto", *fits):
+        network = "open" if shares_host else "closed"
+        raise UsageError(
+            f"a local sandbox with {network} network does not reach its model by {door.via!r}",
+            fix=f"use auto or {' or '.join(fits)}",
+        )
+    return fits[0] if door.via == "auto" else door.via
 
 
 def lent_files(rootfs: Rootfs, *, resolver: bool) -> list[tuple[Path, str]]:

@@ -21,11 +21,11 @@ from benchflow.contracts.sandbox import (
     SandboxSpec,
 )
 from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.doors import SharedDoors
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.build import Builder
 from benchflow.sandboxes.local.cell import Cell
 from benchflow.sandboxes.local.cgroups import cgroup_host
-from benchflow.sandboxes.local.doors import HostDoors
 from benchflow.sandboxes.local.layers import LayerStore
 from benchflow.sandboxes.local.leases import leases
 from benchflow.sandboxes.local.network import make_network
@@ -46,7 +46,7 @@ class LocalProvider:
         self._home = home or state_dir()
         self._sandboxes: set[LocalSandbox] = set()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sandbox")
-        self._doors = HostDoors()
+        self._doors = SharedDoors()
         self._probed: asyncio.Task[None] | None = None
 
     @cached_property

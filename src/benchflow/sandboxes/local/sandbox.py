@@ -27,9 +27,9 @@ from benchflow.contracts.sandbox import (
     SandboxImage,
     SandboxSpec,
 )
+from benchflow.sandboxes.doors import expose
 from benchflow.sandboxes.local.cell import Cell
 from benchflow.sandboxes.local.commands import Commands, LocalProcess, Request, as_argv, end
-from benchflow.sandboxes.local.doors import Exposed
 from benchflow.sandboxes.transfer import pack, unpack
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -172,13 +172,14 @@ class LocalSandbox:
             self._cell.resident.forget(call)
             said.close()
 
-    async def download(self, remote: str, local: Path, *, limit: int = 1 << 30) -> None:
+    async def download(self, remote: str, local: Path, *, limit: int = 1 << 30) -> tuple[str, ...]:
         await self._ready()
         stream, call, said = await self._commands.transfer_out(_absolute(remote))
         failure: TransferError | None = None
+        skipped: list[str] = []
         try:
             try:
-                await self._in_thread(_unpack, stream, local, limit)
+                await self._in_thread(_unpack, stream, local, limit, skipped)
             except TransferError as error:
                 failure = error
                 await asyncio.shield(end(self._cell.resident, call))
@@ -192,6 +193,7 @@ class LocalSandbox:
                 raise TransferError(f"cannot download {remote}: {reason}") from failure
             if failure is not None:
                 raise failure
+            return tuple(skipped)
         finally:
             self._cell.resident.forget(call)
             said.close()
@@ -207,7 +209,7 @@ class LocalSandbox:
         await self._ready()
         if self.spec.network.mode == "open":
             return Endpoint(f"http://127.0.0.1:{port}")
-        exposed = await Exposed.start(lambda: self._cell.resident.connect(port))
+        exposed = expose(lambda: self._cell.resident.connect(port))
         self._exposed.push_async_callback(exposed.close)
         return Endpoint(f"http://127.0.0.1:{exposed.port}")
 
@@ -297,6 +299,6 @@ def _absolute(remote: str) -> str:
     return os.path.normpath(remote)
 
 
-def _unpack(stream: int, local: Path, limit: int) -> None:
+def _unpack(stream: int, local: Path, limit: int, skipped: list[str]) -> None:
     with open(stream, "rb") as source:
-        unpack(source, local, limit=limit)
+        unpack(source, local, limit=limit, skipped=skipped)

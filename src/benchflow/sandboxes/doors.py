@@ -1,0 +1,233 @@
+"""Connections that cross a sandbox's wall on the host's side.
+
+``Door`` is a listener of the host whose every connection is served here, mostly by joining it
+to a new one: to the gateway, to a proxy, to a port inside. Where it listens makes the
+difference: on the host's loopback or a bridge's address for sandboxes that share that network
+(``SharedDoors``), or in a sandbox's own network namespace (``listen_in_namespace``), which needs
+nothing in its image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from benchflow.contracts.errors import SandboxError, SandboxStartError
+
+MOST = 256
+"""Connections at once through one door; more wait in its backlog. What a sandbox does must not
+use up the engine's descriptors."""
+CHUNK = 1 << 16
+_CLONE_NEWNET = 0x40000000
+_CAP_SYS_ADMIN = 21
+
+Dial = Callable[[], Awaitable[socket.socket]]
+Serve = Callable[[socket.socket], Awaitable[None]]
+
+
+async def join(one: socket.socket, other: socket.socket) -> None:
+    """Copy both ways until both directions have ended; holds a chunk of each at most."""
+    copying = [asyncio.ensure_future(_copy(*pair)) for pair in ((one, other), (other, one))]
+    try:
+        await asyncio.gather(*copying)
+    finally:
+        for task in copying:
+            task.cancel()
+        await asyncio.wait(copying)  # a closed descriptor must not be waited on
+        one.close()
+        other.close()
+
+
+async def _copy(source: socket.socket, sink: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(source, CHUNK):
+        try:
+            await loop.sock_sendall(sink, data)
+        except ConnectionError:
+            return  # it reads no more, but may still be answering
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+async def connect(address: str | tuple[str, int]) -> socket.socket:
+    """A connection to a unix socket, or to ``(IP address, port)``."""
+    if isinstance(address, str):
+        made = socket.socket(socket.AF_UNIX)
+    else:
+        made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    made.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(made, address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def joined(dial: Dial) -> Serve:
+    """Serve connections by joining each to a new one."""
+
+    async def serve(accepted: socket.socket) -> None:
+        await join(accepted, await dial())
+
+    return serve
+
+
+def to_unix(path: Path) -> Serve:
+    return joined(lambda: connect(str(path)))
+
+
+class Door:
+    """Serves what comes to ``listener`` until ``close``, which ends the connections too."""
+
+    def __init__(self, listener: socket.socket, serve: Serve) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._serve = serve
+        self._room = asyncio.Semaphore(MOST)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    @property
+    def port(self) -> int:
+        return self._listener.getsockname()[1]
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError:  # the caller has gone, or descriptors are short: let others go on
+                self._room.release()
+                await asyncio.sleep(0.01)
+                continue
+            task = asyncio.ensure_future(self._attend(accepted))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._done, accepted))
+
+    def _done(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        accepted.close()
+        self._tasks.discard(task)
+        self._room.release()
+
+    async def _attend(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # either side went away, or nobody is behind the door
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._serve(accepted)
+
+    async def close(self) -> None:
+        tasks = [self._accepting, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._listener.close()
+
+
+def listen(address: str | tuple[str, int]) -> socket.socket:
+    """Listen on a unix socket, or at ``(IPv4 address, port)``; port 0 chooses one."""
+    listener = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(MOST)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def may_enter_namespaces() -> bool:
+    """Whether this process has the right to listen in another's network namespace."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return False
+    rights = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(rights, 16) >> _CAP_SYS_ADMIN & 1)
+
+
+async def listen_in_namespace(namespace: int, ports: list[int]) -> list[socket.socket]:
+    """Sockets that listen on the loopback of a network namespace, given by a descriptor of it.
+    The kernel ties them to it for good; nothing inside can close them. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[socket.socket]] = loop.create_future()
+
+    def settle(result: list[socket.socket] | OSError) -> None:
+        if isinstance(result, OSError):
+            done.set_exception(result)
+        else:
+            done.set_result(result)
+
+    def enter() -> None:
+        made: list[socket.socket] = []
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace, _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            for port in ports:
+                made.append(listen(("127.0.0.1", port)))
+        except OSError as error:
+            for listener in made:
+                listener.close()
+            loop.call_soon_threadsafe(settle, error)
+        else:
+            loop.call_soon_threadsafe(settle, made)
+
+    # A thread of its own, which ends there: no other work may ever run in that namespace.
+    threading.Thread(target=enter, name="door", daemon=True).start()
+    return await asyncio.shield(done)
+
+
+class SharedDoors:
+    """Listeners shared by the sandboxes that share a network, as all would want the same port."""
+
+    def __init__(self) -> None:
+        self._doors: dict[tuple[str, int], tuple[Path, int, Door]] = {}
+
+    def open(self, host: str, port: int, path: Path) -> None:
+        """Make the address lead to the unix socket. Raises ``SandboxStartError`` when taken."""
+        known = self._doors.get((host, port))
+        if known is not None and known[0] == path:
+            self._doors[host, port] = (path, known[1] + 1, known[2])
+            return
+        try:
+            if known is not None:
+                raise OSError("another model server is behind it")
+            door = Door(listen((host, port)), to_unix(path))
+        except OSError as error:
+            raise SandboxStartError(
+                f"{host}:{port} of this machine is needed for sandboxes with open network: {error}",
+                fix="end what uses the port, or run with a closed network",
+            ) from error
+        self._doors[host, port] = (path, 1, door)
+
+    async def close(self, host: str, port: int) -> None:
+        path, users, door = self._doors[host, port]
+        if users > 1:
+            self._doors[host, port] = (path, users - 1, door)
+            return
+        del self._doors[host, port]
+        await door.close()
+
+
+def expose(connect: Callable[[], Awaitable[socket.socket]]) -> Door:
+    """A port of the host that leads to a port inside, by ``connect``."""
+
+    async def dial() -> socket.socket:
+        try:
+            inner = await connect()
+        except SandboxError as error:
+            raise ConnectionError(str(error)) from error
+        inner.setblocking(False)
+        return inner
+
+    return Door(listen(("127.0.0.1", 0)), joined(dial))
