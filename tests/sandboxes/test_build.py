@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from benchflow.contracts.errors import ImageBuildError, PrerequisiteError
 from benchflow.contracts.sandbox import ImageSource, SandboxSpec
+from benchflow.sandboxes.context import BuildContext, ignore_matcher
+from benchflow.sandboxes.dockerfile import expand, parse, words
 from benchflow.sandboxes.local.build import Builder
-from benchflow.sandboxes.local.context import BuildContext, ignore_matcher
-from benchflow.sandboxes.local.dockerfile import expand, parse, words
 from benchflow.sandboxes.local.layers import FLATTEN_AT, LayerStore, LocalImage
 from benchflow.sandboxes.local.merge import View
 from benchflow.sandboxes.local.once import run_once

@@ -24,14 +24,14 @@ from typing import Any, Protocol
 from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxError
 from benchflow.contracts.sandbox import ExecResult, ImageSource
 from benchflow.kernel.storage import dumps
+from benchflow.sandboxes.buildlog import BuildLog
+from benchflow.sandboxes.context import BuildContext, signature
+from benchflow.sandboxes.dockerfile import DOCKER_ADVICE, Dockerfile, Instruction, parse
+from benchflow.sandboxes.lent import TARGET, lend
 from benchflow.sandboxes.local.bases import find_base, resolve_base
-from benchflow.sandboxes.local.buildlog import BuildLog
-from benchflow.sandboxes.local.context import BuildContext, signature
 from benchflow.sandboxes.local.copying import UpperWriter, home_of, parse_owner
-from benchflow.sandboxes.local.dockerfile import DOCKER_ADVICE, Dockerfile, Instruction, parse
 from benchflow.sandboxes.local.hostbase import machine_state
 from benchflow.sandboxes.local.layers import BUILT, LayerStore, LocalImage, Rootfs, Upper, is_deep
-from benchflow.sandboxes.local.lent import TARGET, lend
 from benchflow.sandboxes.local.merge import View
 from benchflow.sandboxes.local.steps import BuildState, apply_setting, copy_plan
 

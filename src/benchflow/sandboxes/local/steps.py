@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import ImageBuildError
-from benchflow.sandboxes.local.context import BuildContext, Item
+from benchflow.sandboxes.context import BuildContext, Item
+from benchflow.sandboxes.dockerfile import DOCKER_ADVICE, Instruction, expand, pairs, words
 from benchflow.sandboxes.local.copying import Placed, UpperWriter
-from benchflow.sandboxes.local.dockerfile import DOCKER_ADVICE, Instruction, expand, pairs, words
 from benchflow.sandboxes.local.oci import uncompressed
 from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
 

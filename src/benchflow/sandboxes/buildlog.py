@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchflow.kernel.storage import Redactor
-from benchflow.sandboxes.local.dockerfile import Instruction
+from benchflow.sandboxes.dockerfile import Instruction
 
 _TAIL = 2048
 """Bytes of a failed command's output kept in the error."""

@@ -1,7 +1,7 @@
 """Read a Dockerfile into instructions, and expand words the way Docker does.
 
 The line structure comes from the ``dockerfile-parse`` library; this module checks what it
-passes over in silence and names everything the local builder does not do.
+passes over in silence and names everything the builder at hand does not do.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import IO, Any, cast
 from benchflow.contracts.errors import ImageBuildError
 
 DOCKER_ADVICE = "use --sandbox docker for this task"
-_KNOWN = frozenset(
+_COMMON = frozenset(
     ("FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "SHELL", "ENTRYPOINT", "CMD",
      "EXPOSE", "LABEL", "VOLUME", "STOPSIGNAL", "MAINTAINER", "HEALTHCHECK")
 )  # fmt: skip
-_FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",)}
+_WITH_DOCUMENTS = ("RUN", "COPY", "ADD")
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
-_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?\s?([\"']?)[A-Za-z_]\w*\1(?=\s|$|[;|&>)])")
+_HEREDOC = re.compile(r"(?:^|\s)\d*<<(-?)\s?([\"']?)([A-Za-z_]\w*)\2(?=\s|$|[;|&>)])")
 _ESCAPE = re.compile(r"\s*#\s*escape\s*=\s*([\\`])\s*$", re.IGNORECASE)
 _DIRECTIVE = re.compile(r"\s*#\s*[A-Za-z]+\s*=")
 
@@ -36,6 +36,7 @@ class Instruction:
     value: str
     line: int
     flags: Mapping[str, str]
+    last_line: int = 0
 
     @property
     def argv(self) -> list[str] | None:
@@ -57,29 +58,50 @@ class Instruction:
 class Dockerfile:
     instructions: tuple[Instruction, ...]
     escape: str = "\\"
+    lines: tuple[str, ...] = ()
 
 
-def parse(data: bytes) -> Dockerfile:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a builder does of the language. ``flags`` is None where it takes any."""
+
+    builder: str
+    advice: str | None
+    keywords: frozenset[str] = _COMMON
+    flags: Mapping[str, tuple[str, ...]] | None = None
+    heredocs: bool = True
+    stages: bool = True
+
+
+LOCAL = Dialect(
+    "the local builder",
+    DOCKER_ADVICE,
+    flags={"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",)},
+    heredocs=False,
+    stages=False,
+)
+
+
+def parse(data: bytes, dialect: Dialect = LOCAL) -> Dockerfile:
     """Parse a whole Dockerfile. Raises ``ImageBuildError`` naming the line of anything that
-    is malformed or not supported locally."""
+    is malformed or that the builder does not do."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ImageBuildError(f"the Dockerfile is not UTF-8: {error.reason} at byte {error.start}") from error
     escape = _escape_character(text)
-    lines = _joinable(text.splitlines(), escape)
+    written = text.splitlines()
+    lines = _joinable(_without_documents(written, escape), escape)
     from dockerfile_parse import DockerfileParser  # pyright: ignore[reportMissingModuleSource]
 
     logging.getLogger("dockerfile_parse").setLevel(logging.ERROR)
     source = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
     structure = DockerfileParser(fileobj=cast(IO[str], source), env_replace=False).structure
     structure = [item for item in structure if item["instruction"] != "COMMENT"]
-    _check_stages([(item["instruction"], item["startline"] + 1) for item in structure])
+    _check_stages([(item["instruction"], item["startline"] + 1) for item in structure], dialect)
     _check_covered(lines, structure)
-    found = (
-        _instruction(item["instruction"], item["value"].strip(), item["startline"] + 1) for item in structure
-    )
-    return Dockerfile(tuple(found), escape)
+    found = (_instruction(item, dialect) for item in structure)
+    return Dockerfile(tuple(found), escape, tuple(written))
 
 
 def _check_covered(lines: list[str], structure: Sequence[Mapping[str, Any]]) -> None:
@@ -114,37 +136,56 @@ def _joinable(lines: list[str], escape: str) -> list[str]:
     return result
 
 
-def _instruction(keyword: str, value: str, line: int) -> Instruction:
-    where = f"Dockerfile line {line}: "
-    if keyword not in _KNOWN:
-        raise ImageBuildError(f"{where}{keyword} is not supported by the local builder", fix=DOCKER_ADVICE)
-    if keyword in ("RUN", "COPY", "ADD") and _HEREDOC.search(value):
-        raise ImageBuildError(
-            f"{where}{keyword} with a heredoc is not supported by the local builder", fix=DOCKER_ADVICE
-        )
+def _without_documents(lines: list[str], escape: str) -> list[str]:
+    """The bodies of heredocs made comments, so that the rest keeps its line numbers."""
+    result: list[str] = []
+    keyword, waiting = "", list[tuple[str, str]]()
+    continued = False
+    for line in lines:
+        if waiting and not continued:
+            dash, word = waiting[0]
+            if (line.lstrip("\t") if dash else line) == word:
+                waiting.pop(0)
+            result.append("#")
+            continue
+        if not line.lstrip().startswith("#"):
+            if not continued:
+                keyword = line.split(None, 1)[0].upper() if line.strip() else ""
+            continued = line.rstrip().endswith(escape)
+            if keyword in _WITH_DOCUMENTS:
+                waiting += [(found[1], found[3]) for found in _HEREDOC.finditer(line)]
+        result.append(line)
+    return result
+
+
+def _instruction(item: Mapping[str, Any], dialect: Dialect) -> Instruction:
+    keyword, value, line = item["instruction"], item["value"].strip(), item["startline"] + 1
+    where, unsupported = f"Dockerfile line {line}: ", f"not supported by {dialect.builder}"
+    if keyword not in dialect.keywords:
+        raise ImageBuildError(f"{where}{keyword} is {unsupported}", fix=dialect.advice)
+    if not dialect.heredocs and keyword in _WITH_DOCUMENTS and _HEREDOC.search(value):
+        raise ImageBuildError(f"{where}{keyword} with a heredoc is {unsupported}", fix=dialect.advice)
     flags: dict[str, str] = {}
-    if keyword in ("RUN", "COPY", "ADD", "FROM"):
+    if keyword in (*_WITH_DOCUMENTS, "FROM"):
         while match := _FLAG.match(value):
-            if match[1] not in _FLAGS.get(keyword, ()):
-                raise ImageBuildError(
-                    f"{where}{keyword} --{match[1]} is not supported by the local builder", fix=DOCKER_ADVICE
-                )
+            if dialect.flags is not None and match[1] not in dialect.flags.get(keyword, ()):
+                raise ImageBuildError(f"{where}{keyword} --{match[1]} is {unsupported}", fix=dialect.advice)
             flags[match[1]] = match[2] or ""
             value = value[match.end() :]
     if not value:
         raise ImageBuildError(f"{where}{keyword} has no arguments")
-    return Instruction(keyword, value, line, flags)
+    return Instruction(keyword, value, line, flags, item["endline"] + 1)
 
 
-def _check_stages(found: list[tuple[str, int]]) -> None:
+def _check_stages(found: list[tuple[str, int]], dialect: Dialect) -> None:
     """``found`` are keywords with their lines."""
     stages = [line for keyword, line in found if keyword == "FROM"]
     if not stages:
         raise ImageBuildError("the Dockerfile has no FROM")
-    if len(stages) > 1:
+    if len(stages) > 1 and not dialect.stages:
         raise ImageBuildError(
             f"Dockerfile line {stages[1]}: a second FROM (multi-stage build) is not supported locally",
-            fix=DOCKER_ADVICE,
+            fix=dialect.advice,
         )
     keyword, line = next(item for item in found if item[0] != "ARG")
     if keyword != "FROM":
