@@ -29,6 +29,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "agent": ("agent", "List and describe agents."),
     "model": ("model", "Serve the scripted model."),
     "sandbox": ("sandbox", "Manage images and leftovers of sandboxes."),
+    "doctor": ("doctor", "Say what this machine can run, and what to do about the rest."),
 }
 """Name on the command line: module under ``benchflow.cli`` and one line of help."""
 

@@ -25,7 +25,7 @@ from benchflow.kernel.planes import Planes, open_planes
 from benchflow.kernel.requests import image_source
 from benchflow.tasks.discover import find_tasks, load_tasks
 
-SANDBOX_PATIENCE = 20.0
+SANDBOX_PATIENCE = 30.0
 """Seconds in which a sandbox must say whether it can start: a daemon may be far away, or hang."""
 
 FULL = 256 << 10
@@ -103,8 +103,10 @@ async def choose_sandbox(asked: str | None, tasks: Sequence[Task]) -> tuple[str,
     others = [task.name for task in tasks if task.backend != "local"]
     if asked is not None or others:
         asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} docker" if others else ""
-        instead = "run with `--sandbox local`, and `--local-base host` to lend it this machine's /usr"
-        raise PrerequisiteError(f"{problem.message}{asks}", fix=f"{problem.fix or 'repair it'}; or {instead}")
+        fix = problem.fix or "repair it"
+        if "--sandbox local" not in fix:
+            fix += ", or use --sandbox local"
+        raise PrerequisiteError(f"{problem.message}{asks}", fix=fix)
     return "local", f"{problem.message}; {_some(t.name for t in tasks)} may run locally: sandbox local"
 
 
@@ -235,13 +237,13 @@ def model_spec(config: EvaluationConfig) -> ModelSpec:
     )
 
 
-def check_writable(folder: os.PathLike[str]) -> None:
-    """The jobs folder can be made and written to; says which part of the path cannot."""
+def check_writable(folder: os.PathLike[str], name: str = "--jobs-dir") -> None:
+    """The folder that ``name`` names can be made and written to; says which part of it cannot."""
     path = existing(folder)
     if not os.path.isdir(path):
-        raise UsageError(f"--jobs-dir {folder}: {path} is not a folder", fix="choose another folder")
+        raise UsageError(f"{name} {folder}: {path} is not a folder", fix="choose another folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--jobs-dir {folder}: {path} cannot be written to", fix="choose another folder")
+        raise UsageError(f"{name} {folder}: {path} cannot be written to", fix="choose another folder")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
