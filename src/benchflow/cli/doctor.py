@@ -25,10 +25,10 @@ def doctor(
 ) -> None:
     """Check runtime, sandboxes, agents, credentials, disk and the policy's endpoint, each line
     with its fix; exit 3 when what was asked for, or every sandbox, is unavailable."""
-    from benchflow.jobs.doctor import Question, examine
-    from benchflow.jobs.foreground import run_async
+    import asyncio
 
-    question = Question(sandbox, agent, model, policy_url, jobs_dir)
-    report = run_async(lambda: examine(question))
+    from benchflow.jobs.doctor import Question, examine
+
+    report = asyncio.run(examine(Question(sandbox, agent, model, policy_url, jobs_dir)))
     print(report.model_dump_json(indent=2) if as_json else "\n".join(report.lines()))
     raise typer.Exit(report.exit_code)

