@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchflow.gateway.scripted import tokens
 from benchflow.gateway.scripted.engine import answer, rollout_seed
-from benchflow.gateway.scripted.policy import Choice, Policy, ToolUse, Turn, load_policy, parse_policy
+from benchflow.gateway.scripted.policy import Choice, Policy, Turn, load_policy, parse_policy
 
 POLICIES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.yaml"))
 USER = [{"role": "user", "content": "go"}]
@@ -214,14 +214,9 @@ _assistant = st.fixed_dictionaries(
 def test_each_prompt_starts_with_the_prompt_and_completion_before_it(question, turns, with_system):
     """The token-prefix property, for any text an agent and a model may exchange."""
     choices = [
-        Choice(
-            say=turn["say"],
-            think=turn["think"],
-            tools=tuple(ToolUse("run", arguments={"command": line}) for line in turn["run"]),
-        )
-        for turn in turns
+        Choice.model_construct(say=turn["say"], think=turn["think"], run=turn["run"]) for turn in turns
     ]
-    rules = Policy("p", tuple(Turn((choice,)) for choice in choices))
+    rules = Policy.model_construct(name="p", turns=[Turn.model_construct(several=[c]) for c in choices])
     offered = [tool("bash", command=TEXT)]
     messages = [{"role": "system", "content": "s"}] if with_system else []
     messages.append({"role": "user", "content": question})

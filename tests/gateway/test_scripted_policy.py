@@ -35,7 +35,7 @@ def test_a_turn_is_one_alternative_or_several():
     run, write, fail, drop = second.choices
     assert second.when.search("bash: No such file or directory")
     assert [use.arguments["command"] for use in run.tools] == ["ls", "pwd"]
-    assert (run.weight, run.delay, run.finish) == (3.0, 0.02, "length")
+    assert (run.weight, run.delay_ms, run.finish) == (3.0, 20, "length")
     assert (write.think, dict(write.usage)) == ("hm", {"prompt_tokens": 9})
     assert (fail.fail.status, fail.fail.retry_after, fail.fail.times) == (503, 0.5, 2)
     assert drop.fail.disconnect
@@ -48,29 +48,35 @@ def test_a_turn_is_one_alternative_or_several():
         ("turns: [", "p.yaml:1: "),
         ("turns:\n  - say: '\x7f'", "p.yaml:2: the character U+007F"),
         ("- say: x", "p.yaml:1: a scripted policy is a mapping"),
-        ("model: x", "p.yaml:1: turns: must be a list"),
-        ("turns: []", "p.yaml:1: turns: must be a list of at least one"),
-        ("turns: [hello]", "p.yaml:1: turns: each turn"),
+        ("model: x", "p.yaml:1: turns: field required"),
+        ("turns: []", "p.yaml:1: turns: list should have at least 1 item"),
+        ("turns: [hello]", "p.yaml:1: turns: input should be a valid dictionary"),
         ("turns:\n  - say: x\nsede: 1", "p.yaml:3: sede: unknown key; known: model"),
         ("turns:\n  - sya: x", "p.yaml:2: sya: unknown key"),
-        ("turns:\n  - say: x\n    say: y", "p.yaml:3: the key 'say' appears twice"),
-        ("turns:\n  - weight: 1", "p.yaml:2: say: an alternative needs"),
-        ("turns:\n  - say: yes", "p.yaml:2: say: must be text, not true or false"),
-        ("turns:\n  - say: [x]", "p.yaml:2: say: must be text, not a list"),
-        ("turns:\n  - say: x\n    weight: -1", "p.yaml:3: weight: must be a finite number"),
-        ("turns:\n  - say: x\n    weight: .nan", "p.yaml:3: weight: must be a finite number"),
-        ("turns:\n  - say: x\n    weight: 0", "p.yaml:2: choices: at least one weight"),
-        ("turns:\n  - choices: []", "p.yaml:2: choices: must be a list"),
-        ("turns:\n  - when: '['\n    say: x", "p.yaml:2: when: not a regular expression"),
-        ("turns:\n  - run: ''", "p.yaml:2: run: must be a shell command"),
-        ("turns:\n  - write: /x", "p.yaml:2: write: must be {path, content}"),
-        ("turns:\n  - write: {path: /x}", "p.yaml:2: write: needs path and content"),
-        ("turns:\n  - write: {path: /x, text: y}", "p.yaml:2: text: unknown key"),
-        ("turns:\n  - call: {arguments: {}}", "p.yaml:2: call: needs the name"),
-        ("turns:\n  - fail: {status: 200}", "p.yaml:2: status: must be an error status"),
-        ("turns:\n  - fail: {times: 0}", "p.yaml:2: times: must be a finite number of at least 1"),
-        ("turns:\n  - say: x\n    finish: done", "p.yaml:3: finish: must be one of"),
-        ("turns: [{say: x}]\ncontext: many", "p.yaml:2: context: must be a whole number"),
+        ("turns:\n  - say: x\n    say: y", "p.yaml:3: say: the key appears twice"),
+        ("turns:\n  - weight: 1", "p.yaml:2: turns: an alternative needs"),
+        ("turns:\n  - say: yes", "p.yaml:2: say: input should be a valid string, not True"),
+        ("turns:\n  - say: [x]", "p.yaml:2: say: input should be a valid string, not ['x']"),
+        (
+            "turns:\n  - say: x\n    weight: -1",
+            "p.yaml:3: weight: input should be greater than or equal to 0, not -1",
+        ),
+        ("turns:\n  - say: x\n    weight: .nan", "p.yaml:3: weight: input should be a finite number"),
+        ("turns:\n  - say: x\n    weight: 0", "p.yaml:2: turns: at least one weight"),
+        ("turns:\n  - choices: []", "p.yaml:2: choices: list should have at least 1 item"),
+        ("turns:\n  - when: '['\n    say: x", "p.yaml:2: when: input should be a valid regular expression"),
+        ("turns:\n  - run: ''", "p.yaml:2: run: string should match pattern"),
+        ("turns:\n  - write: /x", "p.yaml:2: write: input should be a valid dictionary"),
+        ("turns:\n  - write: {path: /x}", "p.yaml:2: content: field required"),
+        ("turns:\n  - write: {path: /x, content: '', text: y}", "p.yaml:2: text: unknown key; known: path"),
+        ("turns:\n  - call: {arguments: {}}", "p.yaml:2: name: field required"),
+        ("turns:\n  - fail: {status: 200}", "p.yaml:2: status: input should be greater than or equal to 400"),
+        ("turns:\n  - fail: {times: 0}", "p.yaml:2: times: input should be greater than or equal to 1"),
+        ("turns:\n  - say: x\n    finish: done", "p.yaml:3: finish: input should be 'stop', 'length' or"),
+        (
+            "turns: [{say: x}]\ncontext: many",
+            "p.yaml:2: context: input should be a valid integer, not 'many'",
+        ),
     ],
 )
 def test_mistakes_are_named_with_file_line_and_key(text, problem):

@@ -49,7 +49,7 @@ def test_a_wrong_line_of_a_file_is_found_by_its_number(tmp_path):
         ("a: [1", "line 1"),
         ("- a", "not a mapping"),
         ("\tx: 1", "line 1"),
-        ("agent: nop\nagent: oracle", "line 2: agent is given twice"),
+        ("agent: nop\nagent: oracle", "line 2: agent: the key appears twice"),
     ],
 )
 def test_a_broken_file_says_where(tmp_path, text, said):

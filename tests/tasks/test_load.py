@@ -172,7 +172,7 @@ def test_an_empty_native_folder_does_not_fall_back(native):
         ("schema_version: soon\n", "schema_version: must be a version such as 1.3"),
         ("profile: code-change\n", "profile: a bundle of defaults is not supported yet"),
         ("user: {model: x}\n", "user: a simulated user is not supported yet"),
-        ("agent: {a: 1\n", "task.md:3: the frontmatter is not YAML"),
+        ("agent: {a: 1\n", "task.md:2: the frontmatter is not YAML"),
         ("agent: {}\nagent: {}\n", "task.md:3: agent: the key appears twice"),
         ("- a\n- b\n", "task.md:2: the frontmatter is not a mapping"),
         ("benchflow: {teams: {x: 1}}\n", "benchflow.teams: is not supported yet"),

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from benchflow.contracts.errors import UsageError
+from benchflow.kernel.documents import YamlProblem, parse_yaml, reason
 
 FailureKind = Literal["failed", "errored", "verifier_errored", "unscored", "cancelled"]
 
@@ -262,58 +263,40 @@ def make_config(values: Mapping[str, Any], names: Mapping[str, str] | None = Non
         raise _as_usage(error, names or {}) from None
 
 
-_LONGEST = 80
-"""Characters of a wrong value that are worth repeating."""
-
-
 def _as_usage(error: ValidationError, names: Mapping[str, str]) -> UsageError:
-    known = ", ".join(EvaluationConfig.model_fields)
     said: list[str] = []
     fix: str | None = None
     for item in error.errors():
-        key = str(item["loc"][0]) if item["loc"] else ""
-        where = names.get(key, key)
-        reason = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            reason, fix = "no such setting", f"known: {known}"
-        elif isinstance(cause := item.get("ctx", {}).get("error"), UsageError):
+        if isinstance(cause := item.get("ctx", {}).get("error"), UsageError):
             said.append(cause.message)
             fix = cause.fix
             continue
-        elif key:
-            given = repr(item["input"])
-            given = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}…"
-            reason = f"{reason[:1].lower()}{reason[1:]}, not {given}"
-        said.append(f"{where}: {reason}" if where else reason)
+        key = str(item["loc"][0]) if item["loc"] else ""
+        why = reason(item)
+        if item["type"] == "extra_forbidden":
+            why, fix = "no such setting", f"known: {', '.join(EvaluationConfig.model_fields)}"
+        where = names.get(key, key)
+        said.append(f"{where}: {why}" if where else why)
     return UsageError("; ".join(said), fix=fix)
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """A YAML file of settings, as values and as words for where each was written."""
-    import yaml
-
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        values, lines = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}", fix="check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not UTF-8 text"
-        raise UsageError(f"{path}{line}: {problem}", fix="correct the YAML") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text", fix="correct the YAML") from None
+    except YamlProblem as error:
+        what = f"{error.key}: {error.message}" if error.key else error.message
+        raise UsageError(f"{path} line {error.line}: {what}", fix="correct the YAML") from None
     if values is None:
         return {}, {}
-    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
+    if not isinstance(values, dict):
         raise UsageError(f"{path}: not a mapping of settings", fix="write lines of the form `agent: mini`")
-    lines = {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
-    written = [str(key.value) for key, _ in node.value]
-    for key in lines:
-        if written.count(key) > 1:
-            raise UsageError(f"{path} line {lines[key]}: {key} is given twice", fix="keep one of them")
-    names = {str(key): f"{path} line {lines.get(str(key), 1)}: {key}" for key in values}
-    return {str(key): value for key, value in values.items()}, names
+    values = {str(key): value for key, value in values.items()}
+    return values, {key: f"{path} line {lines.get((key,), 1)}: {key}" for key in values}
 
 
 def parse_pairs(pairs: Mapping[str, Any] | list[str], flag: str, *, from_env: bool = False) -> dict[str, Any]:
@@ -337,9 +320,7 @@ def parse_pairs(pairs: Mapping[str, Any] | list[str], flag: str, *, from_env: bo
 
 def literal(text: str) -> Any:
     """A sampling value as YAML would read it: 0.7 is a number, true a boolean."""
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return parse_yaml(text)[0]
+    except YamlProblem:
         return text

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from benchflow.tasks.problems import ConfigSource, FileProblem, Key, read_text
+from benchflow.kernel.documents import Key, YamlProblem, parse_yaml
+from benchflow.tasks.problems import ConfigSource, FileProblem, read_text
 
 _HEADING = re.compile(r"^##[ \t]+(prompt|role:.*|scene:.*|user-persona)[ \t]*$", re.IGNORECASE)
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -24,35 +22,20 @@ def read_document(path: Path, file: str) -> tuple[ConfigSource, str]:
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
     if end is None:
         raise FileProblem("the frontmatter is not closed by a `---` line", file, 1)
-    data, places = parse_yaml("".join(lines[1:end]), file, first_line=2)
+    data, places = _frontmatter("".join(lines[1:end]), file)
     return ConfigSource(file, data, places, strict=True), "".join(lines[end + 1 :])
 
 
-# libyaml's loader is ten times faster; PyYAML can be built without it.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def parse_yaml(text: str, file: str, *, first_line: int) -> tuple[dict[str, object], dict[Key, int]]:
-    """A YAML mapping and the line of each key. Duplicate keys are refused."""
-    places: dict[Key, int] = {}
+def _frontmatter(text: str, file: str) -> tuple[dict[str, object], dict[Key, int]]:
+    """The mapping below the first line, and the line in the document of each key."""
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return {}, {}
-        if not isinstance(node, yaml.MappingNode):
-            raise FileProblem("the frontmatter is not a mapping", file, first_line)
-        _note_lines(node, (), places, file, first_line, set())
-        return loader.construct_document(node), places
-    except yaml.MarkedYAMLError as error:
-        raise _yaml_problem(error, file, first_line) from error
-    except yaml.reader.ReaderError as error:
-        line = first_line + text.count("\n", 0, error.position)
-        message = f"the character U+{error.character:04X} is not allowed in YAML"
-        raise FileProblem(message, file, line) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        message = str(error).splitlines()[0]
-        raise FileProblem(f"the frontmatter is not YAML: {message}", file, first_line) from error
+        data, lines = parse_yaml(text)
+    except YamlProblem as error:
+        message = error.message if error.key else f"the frontmatter is not YAML: {error.message}"
+        raise FileProblem(message, file, error.line + 1, error.key) from error
+    if data is not None and not isinstance(data, dict):
+        raise FileProblem("the frontmatter is not a mapping", file, 2)
+    return data or {}, {key: line + 1 for key, line in lines.items()}
 
 
 def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
@@ -81,31 +64,3 @@ def base_prompt(body: str, file: str, *, first_line: int = 1) -> str:
             raise FileProblem("the section `## prompt` appears twice", file, number)
         sections[current] = []
     return "".join(sections.get("prompt", sections[""])).strip("\r\n")
-
-
-def _note_lines(
-    node: yaml.Node, at: Key, places: dict[Key, int], file: str, first_line: int, seen: set[int]
-) -> None:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            places[(*at, index)] = item.start_mark.line + first_line
-            _note_lines(item, (*at, index), places, file, first_line, seen)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    here: set[str] = set()
-    for key_node, value in node.value:
-        name, line = str(key_node.value), key_node.start_mark.line + first_line
-        if name in here and name != "<<":
-            raise FileProblem("the key appears twice", file, line, name)
-        here.add(name)
-        places[(*at, name)] = line
-        _note_lines(value, (*at, name), places, file, first_line, seen)
-
-
-def _yaml_problem(error: yaml.MarkedYAMLError, file: str, first_line: int) -> FileProblem:
-    mark: Any = error.problem_mark or error.context_mark
-    place, line = (f" (column {mark.column + 1})", mark.line + first_line) if mark else ("", first_line)
-    return FileProblem(f"the frontmatter is not YAML: {error.problem}{place}", file, line)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Key = tuple[str | int, ...]
+from benchflow.kernel.documents import Key, line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,7 @@ class ConfigSource:
     strict: bool
 
     def line(self, key: Key) -> int | None:
-        """The line of ``key``, or of the nearest enclosing key that has one."""
-        while key:
-            if key in self.lines:
-                return self.lines[key]
-            key = key[:-1]
-        return None
+        return line_of(self.lines, key)
 
 
 class FileProblem(Exception):

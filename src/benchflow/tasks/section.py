@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchflow.tasks.problems import ConfigSource, Findings, Key, Problem, did_you_mean, dotted
+from benchflow.kernel.documents import Key
+from benchflow.tasks.problems import ConfigSource, Findings, Problem, did_you_mean, dotted
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _MEGABYTES = {"": 1 / 2**20, "k": 1 / 2**10, "m": 1, "g": 2**10, "t": 2**20}

@@ -6,7 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from benchflow.tasks.problems import ConfigSource, FileProblem, Key, read_text
+from benchflow.kernel.documents import Key
+from benchflow.tasks.problems import ConfigSource, FileProblem, read_text
 
 _TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?\r?$")
 _PAIR = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=(.*)$""")

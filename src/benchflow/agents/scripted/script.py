@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchflow.contracts.errors import UsageError
+from benchflow.kernel.documents import YamlProblem, parse_yaml
 
 Action = dict[str, Any]
 
@@ -54,14 +55,14 @@ _TOP = {"seed", "actions", "turns", "handshake"}
 
 def load(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON script. Raises ``UsageError`` naming the file and the place in it."""
-    import yaml
-
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        data, _ = parse_yaml(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"no script {path}", fix="give the path of a file of actions") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())}", fix="make it valid YAML") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}", fix="make it a text file") from error
+    except YamlProblem as error:
+        raise UsageError(f"{path}:{error.line}: {error.message}", fix="make it valid YAML") from error
     return check(data, str(path))
 
 

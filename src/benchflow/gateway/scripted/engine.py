@@ -62,13 +62,13 @@ def answer(policy: Policy, body: Mapping[str, Any], *, seed: int, attempt: int =
     if failing is not None and failing.fail is not None:
         fail = failing.fail
         error = wire.error_body(fail.message, "scripted_failure")
-        return Reply(fail.status, error, failing.delay, fail.retry_after, fail.disconnect)
+        return Reply(fail.status, error, failing.delay_ms / 1000, fail.retry_after, fail.disconnect)
     draw = _draw(position, turn, key, body.get("temperature"))
     prompt = tokens.prompt_ids(messages, body.get("tools"))
     if policy.context is not None and len(prompt) >= policy.context:
         return _overflow(policy.context, len(prompt))
     try:
-        return Reply(200, _completion(policy, body, draw, prompt, key), draw.choice.delay)
+        return Reply(200, _completion(policy, body, draw, prompt, key), draw.choice.delay_ms / 1000)
     except NoTool as error:
         return _refuse(str(error))
 
