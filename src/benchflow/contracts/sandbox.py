@@ -91,6 +91,14 @@ class ImageSource:
     exclude: tuple[str, ...] = ()
     """Paths under the context left out of the build (task skills in no-skill mode)."""
     build_timeout: float = 600
+    base_override: tuple[str, ...] = ()
+    """What the user wants instead: ``IMAGE`` for the base of the image, or ``NAME=IMAGE``."""
+
+    def base_for(self, name: str, *, last: bool = True) -> str:
+        """The image to use where the task says ``name``. ``last`` tells the base of the image
+        itself from those of earlier build stages, which only ``NAME=IMAGE`` replaces."""
+        found = dict(item.rpartition("=")[::2] for item in self.base_override)
+        return found.get(name) or (last and found.get("")) or name
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,3 +63,9 @@ class BuildLog:
         self._kept = (self._kept + data)[-_TAIL:]
         if self._file is not None:
             self._file.write(data)
+
+
+def where(instruction: Instruction) -> str:
+    """The start of an error message about an instruction."""
+    text = " ".join(str(instruction).split())
+    return f"Dockerfile line {instruction.line}: {text if len(text) <= 120 else text[:119] + '…'}"

@@ -57,11 +57,13 @@ def _content(path: str, size: int, mtime: int, ctime: int, inode: int) -> str:
 class BuildContext:
     """A snapshot of the folder's listing, taken when made. Special files are left out.
 
-    Raises ``ImageBuildError`` for a link that leaves the folder.
+    Raises ``ImageBuildError`` for a link that leaves the folder, unless ``keep_links``: then
+    it stays a link, for a builder that follows none on this machine.
     """
 
-    def __init__(self, root: Path, exclude: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, exclude: Sequence[str] = (), *, keep_links: bool = False) -> None:
         self.root = Path(os.path.realpath(root))
+        self._keep_links = keep_links
         self._ignored = ignore_matcher(_ignore_lines(self.root), exclude)
         self.items: dict[str, Item] = {}
         for item in self._walk(self.root, ""):
@@ -88,6 +90,9 @@ class BuildContext:
             try:
                 yield Item(name, path, status, inner_link(self.root, path))
             except TransferError as error:
+                if self._keep_links:
+                    yield Item(name, path, status, os.readlink(path))
+                    return
                 raise ImageBuildError(f"build context: {error.message}", fix=error.fix) from error
         elif stat.S_ISREG(status.st_mode):
             yield Item(name, path, status)

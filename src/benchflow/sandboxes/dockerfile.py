@@ -50,6 +50,10 @@ class Instruction:
         is_list = isinstance(parsed, list) and all(isinstance(part, str) for part in parsed)
         return parsed if is_list else None
 
+    @property
+    def heredoc(self) -> bool:
+        return self.keyword in _WITH_DOCUMENTS and _HEREDOC.search(self.value) is not None
+
     def __str__(self) -> str:
         return f"{self.keyword} {self.value}"
 

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import hashlib
-import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxError
 from benchflow.contracts.sandbox import ExecResult, ImageSource
 from benchflow.kernel.storage import dumps
-from benchflow.sandboxes.buildlog import BuildLog
+from benchflow.sandboxes.buildlog import BuildLog, where
 from benchflow.sandboxes.context import BuildContext, signature
 from benchflow.sandboxes.dockerfile import DOCKER_ADVICE, Dockerfile, Instruction, parse
+from benchflow.sandboxes.filelock import FileLocks
 from benchflow.sandboxes.lent import TARGET, lend
 from benchflow.sandboxes.local.bases import find_base, resolve_base
 from benchflow.sandboxes.local.copying import UpperWriter, home_of, parse_owner
@@ -68,7 +65,7 @@ class Builder:
         self._known: dict[ImageSource, tuple[object, str]] = {}
         self._running: dict[ImageSource, asyncio.Task[LocalImage]] = {}
         self._waiting: Counter[ImageSource] = Counter()
-        self._locks = ThreadPoolExecutor(thread_name_prefix="layer-lock")
+        self.locks = FileLocks(store.root / "locks")
 
     async def build(self, source: ImageSource) -> LocalImage:
         """The image of a source. Raises ``ImageBuildError`` naming the Dockerfile line,
@@ -93,7 +90,7 @@ class Builder:
             state = BuildState(dockerfile.escape)
             for instruction in dockerfile.instructions:
                 if instruction.keyword == "FROM":
-                    name = state.begin_stage(instruction)
+                    name = source.base_for(state.begin_stage(instruction))
                     break
                 apply_setting(state, instruction)
             else:
@@ -124,31 +121,6 @@ class Builder:
                 if not task.done():  # the last one who wanted it was cancelled
                     task.cancel()
                     await asyncio.wait([task])
-
-    @asynccontextmanager
-    async def locked(self, name: str) -> AsyncIterator[None]:
-        """Only one builder on this machine makes a given layer. Names share 256 lock files; a
-        build holds one at a time, so sharing one can delay it but never block it for good."""
-        folder = self.store.root / "locks"
-        folder.mkdir(exist_ok=True)
-        fd = os.open(folder / _hash(name)[:2], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting = asyncio.get_running_loop().run_in_executor(
-                    self._locks, fcntl.flock, fd, fcntl.LOCK_EX
-                )
-                try:
-                    await asyncio.shield(waiting)
-                except asyncio.CancelledError:
-                    late, fd = fd, -1
-                    waiting.add_done_callback(lambda _: os.close(late))
-                    raise
-            yield
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
     async def run(self, *args: Any, **kwargs: Any) -> ExecResult:
         return await self._run(*args, **kwargs)
@@ -197,7 +169,7 @@ class _Build:
 
     def read(self) -> Dockerfile:
         source = self._source
-        prebuilt = source.docker_image
+        prebuilt = source.docker_image and source.base_for(source.docker_image)
         if prebuilt and (source.dockerfile is None or find_base(self._store, prebuilt) is not None):
             return parse(f"FROM {prebuilt}\n".encode())
         if source.dockerfile is None:
@@ -229,7 +201,7 @@ class _Build:
                 apply_setting(state, instruction)
 
     async def _from(self, state: BuildState, instruction: Instruction) -> None:
-        name = state.begin_stage(instruction)
+        name = self._source.base_for(state.begin_stage(instruction))
         self._base = await asyncio.to_thread(resolve_base, self._store, name, self._source.local_base)
         self._key = _hash(_VERSION, self._base.digest)
         state.env = dict(self._base.env)
@@ -249,7 +221,7 @@ class _Build:
         name = BUILT + self._key
         layer = self._store.built(name)
         if layer is None:
-            async with self._builder.locked(name):
+            async with self._builder.locks.hold(name):
                 layer = self._store.built(name)
                 if layer is None:
                     layer = await self._make(name, fill)
@@ -365,7 +337,7 @@ class _Build:
         fix = f"the whole output is in {self._log.path}"
         if self._base.base == "host" and any(name in instruction.value for name in _PACKAGE_MANAGERS):
             fix = f"the host base has no package manager: import a base, or {DOCKER_ADVICE}; {fix}"
-        return ImageBuildError(f"{_where(instruction)} {how}", fix=fix, detail=self._log.tail())
+        return ImageBuildError(f"{where(instruction)} {how}", fix=fix, detail=self._log.tail())
 
     def _timed_out(self) -> ImageBuildError:
         return ImageBuildError(
@@ -383,23 +355,18 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def _where(instruction: Instruction) -> str:
-    text = " ".join(str(instruction).split())
-    return f"Dockerfile line {instruction.line}: {text if len(text) <= 120 else text[:119] + '…'}"
-
-
 def _explained(error: Exception, instruction: Instruction) -> BenchflowError:
     """The error of a step with the line that it came from."""
     if isinstance(error, ImageBuildError):
         if error.message.startswith("Dockerfile line"):
             return error
-        text = f"{_where(instruction)}: {error.message}"
+        text = f"{where(instruction)}: {error.message}"
         return ImageBuildError(text, fix=error.fix, detail=error.detail)
     if isinstance(error, BenchflowError):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HostPressureError(f"{_where(instruction)}: disk full", fix="free space, then run again")
-    return ImageBuildError(f"{_where(instruction)}: {error}")
+        return HostPressureError(f"{where(instruction)}: disk full", fix="free space, then run again")
+    return ImageBuildError(f"{where(instruction)}: {error}")
 
 
 def _hash(*parts: object) -> str:
