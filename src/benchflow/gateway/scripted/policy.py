@@ -47,11 +47,11 @@ class _Part(BaseModel):
 
 
 class Failure(_Part):
-    status: int = Field(500, ge=400, le=599)
+    status: int = Field(default=500, ge=400, le=599)
     message: str = "scripted failure"
-    retry_after: float | None = Field(None, ge=0)
+    retry_after: float | None = Field(default=None, ge=0)
     disconnect: bool = False
-    times: int = Field(1, ge=1)
+    times: int = Field(default=1, ge=1)
 
 
 class Write(_Part):
@@ -67,7 +67,7 @@ class Call(_Part):
 class Choice(_Part):
     """One alternative. ``run`` are shell commands; ``run``, ``write`` and ``call`` take one or a list."""
 
-    weight: float = Field(1.0, ge=0)
+    weight: float = Field(default=1.0, ge=0)
     label: Text | None = None
     say: str | None = None
     think: str | None = None
@@ -76,7 +76,7 @@ class Choice(_Part):
     call: list[Call] = []
     fail: Failure | None = None
     finish: Literal["stop", "length", "content_filter"] | None = None
-    delay_ms: float = Field(0.0, ge=0)
+    delay_ms: float = Field(default=0.0, ge=0)
     usage: dict[str, Any] = {}
 
     @field_validator("run", "write", "call", mode="before")
@@ -85,10 +85,14 @@ class Choice(_Part):
         return value if isinstance(value, list) else [value]
 
     @model_validator(mode="after")
-    def _says_something(self) -> Choice:
+    def _sound(self) -> Choice:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raises ``ValueError``."""
         if self.say is None and self.think is None and not self.tools and self.fail is None:
             raise ValueError("an alternative needs say, run, write, call or fail")
-        return self
 
     @cached_property
     def tools(self) -> tuple[ToolUse, ...]:
@@ -103,18 +107,16 @@ class Turn(Choice):
     """A turn is its own only alternative, or lists several."""
 
     when: re.Pattern[str] | None = None
-    several: list[Choice] | None = Field(None, alias="choices", min_length=1)
+    several: list[Choice] | None = Field(default=None, alias="choices", min_length=1)
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Turn:
+    def check(self) -> None:
         beside = self.model_fields_set - {"several", "when"}
-        if self.several and beside:
+        if not self.several:
+            super().check()
+        elif beside:
             raise ValueError(f"{min(beside)} stands beside choices; put it into one of them")
         if sum(choice.weight for choice in self.choices) <= 0:
             raise ValueError("at least one weight must be above 0")
-        if not self.several:
-            super()._says_something()
-        return self
 
     @property
     def choices(self) -> list[Choice]:
@@ -122,7 +124,7 @@ class Turn(Choice):
 
 
 class Policy(_Part):
-    name: str = Field("", alias="model")
+    name: str = Field(default="", alias="model")
     turns: list[Turn] = Field(min_length=1)
     otherwise: Turn = Turn(say="Done.")
     context: int | None = None
