@@ -130,6 +130,7 @@ async def open_proxy(allowed: tuple[str, ...]) -> AsyncIterator[Path]:
     path = folder / "proxy"
     try:
         door = Door(listen(str(path)), EgressProxy(allowed).serve)
+        path.chmod(0o666)  # root of a container may be nobody here; the folder keeps others out
         try:
             yield path
         finally:
@@ -140,8 +141,8 @@ async def open_proxy(allowed: tuple[str, ...]) -> AsyncIterator[Path]:
 
 def proxy_env() -> dict[str, str]:
     url = f"http://127.0.0.1:{PROXY_PORT}"
-    env = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), url)
-    return env | dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")
+    names = {"http_proxy": url, "https_proxy": url, "no_proxy": "127.0.0.1,localhost"}
+    return names | {name.upper(): value for name, value in names.items()}
 
 
 async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
