@@ -12,13 +12,13 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
-from benchflow.sandboxes.local import runtime
 from benchflow.sandboxes.local.capabilities import KEPT
 from benchflow.sandboxes.local.cgroups import Cgroup
+from benchflow.sandboxes.local.idle import idle_path
 from benchflow.sandboxes.local.layers import Rootfs, Upper
 from benchflow.sandboxes.local.seccomp import filter_fd
 from benchflow.sandboxes.local.userns import UserNamespace
@@ -76,6 +76,8 @@ def jail_args(jail: Jail, userns: UserNamespace, seccomp: int) -> list[str]:
         args += ["--ro-bind", str(source), target]
     args += _proc_args() + _dev_args(jail)
     for source, target in jail.binds:
+        for folder in reversed(PurePosixPath(target).parents[:-1]):
+            args += ["--perms", "0755", "--dir", str(folder)]  # where bubblewrap makes one, it is 0700
         args += ["--ro-bind", str(source), target]
     args += ["--chdir", "/", "--seccomp", str(seccomp)]
     return args
@@ -100,7 +102,7 @@ def _proc_args() -> list[str]:
 
 def _dev_args(jail: Jail) -> list[str]:
     args = ["--dev", "/dev", "--size", str(jail.shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm"]
-    args += ["--ro-bind", str(runtime.idle_path()), IDLE]
+    args += ["--ro-bind", str(idle_path()), IDLE]
     return args
 
 

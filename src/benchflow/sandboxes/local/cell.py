@@ -21,7 +21,7 @@ from benchflow.sandboxes.local.cgroups import Cgroup, cgroup_host
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
 from benchflow.sandboxes.local.leases import Lease, real_uid
 from benchflow.sandboxes.local.network import Network
-from benchflow.sandboxes.local.resident import Resident, Start, finished
+from benchflow.sandboxes.local.resident import JailResident, Start, finished
 from benchflow.sandboxes.local.userns import UserNamespace
 
 TMPFS_STORAGE_MB = 1024
@@ -51,10 +51,10 @@ class Cell:
     _lease: Lease | None = None
     _upper: Upper | None = None
     _cgroup: Cgroup | None = None
-    _resident: Resident | None = None
+    _resident: JailResident | None = None
 
     @property
-    def resident(self) -> Resident:
+    def resident(self) -> JailResident:
         if self._resident is None:
             raise SandboxStartError(f"the sandbox {self.name} is not running")
         return self._resident
@@ -66,7 +66,7 @@ class Cell:
         return self._cgroup
 
     async def start(self) -> None:
-        self._resident, (uid, gid, home) = await Resident.start(
+        self._resident, (uid, gid, home) = await JailResident.start(
             self.name, self._claim, self.userns, plan=self.plan, timeout=self.spec.setup_timeout
         )
         self._resident.explain = self._why_it_died
@@ -95,6 +95,7 @@ class Cell:
             **dict.fromkeys(("memory_mb", "cpus", "pids", "storage_mb")),
             **self.cgroup.enforced,
             "network": self.spec.network.mode,
+            "model_door": self.network.model_way,
             "users": "range" if self.userns.multiple else "single",
             "base": self.image.base,
             "upper": "tmpfs" if self._upper.tmpfs else "disk",

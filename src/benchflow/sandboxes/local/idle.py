@@ -7,10 +7,16 @@ SIGCHLD, the kernel buries the orphans that come to it.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import struct
+from functools import lru_cache
+from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError
+from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.local.capabilities import MASK
 
 _BASE = 0x400000
 _HEADERS = 64 + 56
@@ -51,6 +57,24 @@ _CODE = {
         ),
     ),
 }
+
+
+def idle_path() -> Path:
+    """The program as a file below the state folder, made on first use."""
+    return _idle_in(state_dir() / "runtime")
+
+
+@lru_cache(maxsize=4)
+def _idle_in(folder: Path) -> Path:
+    program = idle_program(MASK)
+    path = folder / f"idle-{hashlib.sha256(program).hexdigest()[:16]}"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_bytes(program)
+        scratch.chmod(0o755)
+        scratch.rename(path)
+    return path
 
 
 def idle_program(capabilities: int) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
-from benchflow.sandboxes.local import runtime
+from benchflow.sandboxes import runtime
 from benchflow.sandboxes.local.capabilities import MASK
 from benchflow.sandboxes.local.seccomp import program
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchflow.contracts.sandbox import ExecResult, Limits
 from benchflow.kernel.ownership import state_dir
+from benchflow.sandboxes.commands import Commands, Request
 from benchflow.sandboxes.local.bwrap import Jail
 from benchflow.sandboxes.local.cgroups import cgroup_host
-from benchflow.sandboxes.local.commands import Commands, Request
 from benchflow.sandboxes.local.layers import Rootfs, Upper
 from benchflow.sandboxes.local.leases import Lease
 from benchflow.sandboxes.local.network import lent_files
-from benchflow.sandboxes.local.resident import Resident, Start
+from benchflow.sandboxes.local.resident import JailResident, Start
 from benchflow.sandboxes.local.userns import user_namespace
 
 _START_TIMEOUT = 120.0
@@ -43,9 +43,9 @@ async def run_once(
     host = cgroup_host()
     lease = Lease.take(state_dir() / "leases", name, "", host.folders(name), [])
     cgroup = host.create(name, Limits())
-    resident: Resident | None = None
+    resident: JailResident | None = None
     try:
-        resident, _ = await Resident.start(
+        resident, _ = await JailResident.start(
             name, lambda: Start(jail, cgroup, lease.started), user_namespace(), timeout=_START_TIMEOUT
         )
         commands = Commands(resident)

@@ -22,6 +22,7 @@ from benchflow.contracts.sandbox import (
 )
 from benchflow.kernel.ownership import state_dir
 from benchflow.sandboxes.doors import SharedDoors
+from benchflow.sandboxes.live import workspace
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.build import Builder
 from benchflow.sandboxes.local.cell import Cell
@@ -33,7 +34,6 @@ from benchflow.sandboxes.local.once import run_once
 from benchflow.sandboxes.local.sandbox import LocalSandbox
 from benchflow.sandboxes.local.userns import no_namespaces, remove_tree, user_namespace
 
-DEFAULT_WORKDIR = "/app"
 _THREADS = 16
 
 
@@ -116,7 +116,7 @@ class LocalProvider:
 
     async def create(self, image: SandboxImage, spec: SandboxSpec) -> LocalSandbox:
         local = self.store.load_image(image.ref)
-        workdir = _workdir(spec.workdir or image.workdir)
+        workdir = workspace(spec.workdir or image.workdir)
         userns = user_namespace()
         network = await make_network(spec, local.rootfs, self._doors)
         cell = Cell(
@@ -147,6 +147,12 @@ class LocalProvider:
         sandbox = LocalSandbox(spec, image, self.capabilities(), cell, workdir, env)
         sandbox.on_end = self._sandboxes.discard
         self._sandboxes.add(sandbox)
+        try:
+            if network.streamed:
+                await sandbox.open_doors(joined={}, streamed=network.streamed)
+        except BaseException:
+            await sandbox.teardown()
+            raise
         return sandbox
 
     # -- leftovers ---------------------------------------------------------------------
@@ -190,12 +196,6 @@ def _probe() -> None:
     )
     if done.returncode:
         raise no_namespaces(done.stderr.strip() or f"bubblewrap ended with {done.returncode}")
-
-
-def _workdir(wanted: str | None) -> str:
-    """The workspace: never ``/`` itself, which nobody may chown or snapshot as a workspace."""
-    path = os.path.normpath("/" + (wanted or DEFAULT_WORKDIR).lstrip("/"))
-    return DEFAULT_WORKDIR if path == "/" else path
 
 
 def _plain(name: str) -> str:

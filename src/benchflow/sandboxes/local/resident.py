@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import array
 import asyncio
-import itertools
-import marshal
 import os
 import select
 import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
+from benchflow.contracts.errors import SandboxLostError, SandboxStartError
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.cgroups import Cgroup
 from benchflow.sandboxes.local.leases import children, last_children
 from benchflow.sandboxes.local.nursery import Nursery, nursery
 from benchflow.sandboxes.local.userns import UserNamespace
+from benchflow.sandboxes.resident import Resident
 
-READY, EXIT, ERROR, GONE, DONE, STARTED, SOCKET, FATAL = range(1, 9)
-_REPLY = struct.Struct("<BQqq")
 _MESSAGE = 1 << 16
 _LARGEST_INLINE = 1 << 15
 _STDERR_TAIL = 4000
 _GONE_TIMEOUT = 10.0
-_KILLED = -1
-"""In place of an answer: whoever was to give it was killed from inside."""
 
 T = TypeVar("T")
 
@@ -49,45 +44,20 @@ class Start:
     on_fork: Callable[[int], None]
 
 
-@dataclass(slots=True)
-class Call:
-    """One request under way. ``started`` gets a command's pid, ``exited`` its exit code;
-    ``ended`` is set by the last word on the request (two numbers and a text)."""
-
-    ident: int
-    started: asyncio.Future[int]
-    exited: asyncio.Future[int]
-    ended: asyncio.Future[tuple[int, int, str]]
-    handed: list[socket.socket] = field(default_factory=list[socket.socket])
-
-    def fail(self, error: BaseException) -> None:
-        for future in (self.started, self.exited, self.ended):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # a caller may await only one of the two
-
-
-class Resident:
+class JailResident(Resident):
     """A running jail and its helper. Create with ``start``."""
 
     def __init__(
         self, name: str, channel: socket.socket, process: subprocess.Popen[bytes], stderr: int
     ) -> None:
-        self.name = name
-        self.lost: str | None = None
-        self.explain: Callable[[], str] = str
-        """Asked for the reason when the helper died without a word."""
+        super().__init__(name)
         self._channel = channel
         self._process = process
         self._stderr = stderr
         self._helper = -1  # a pidfd: the helper is no child of this process
         self._helper_pid = 0
         self._outer = os.pidfd_open(process.pid)
-        self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Call] = {}
-        self._numbers = itertools.count(1)
         self._sending = asyncio.Lock()
-        self._hello = self._new_call(0)
         self._loop.add_reader(channel.fileno(), self._on_readable)
         self._loop.add_reader(self._outer, self._on_death, "its first process died")
 
@@ -100,7 +70,7 @@ class Resident:
         *,
         timeout: float,
         plan: dict[str, Any] | None = None,
-    ) -> tuple[Resident, tuple[int, int, str]]:
+    ) -> tuple[JailResident, tuple[int, int, str]]:
         """Fork bubblewrap, then a helper into what it made, and wait until that has carried
         out ``plan``; return with the agent's uid, gid and home. ``prepare`` runs in the
         forking thread. Raises ``SandboxStartError`` with what was said."""
@@ -156,54 +126,6 @@ class Resident:
             theirs.close()
             gate.close()
 
-    def _new_call(self, ident: int | None = None) -> Call:
-        ident = next(self._numbers) if ident is None else ident
-        future = self._loop.create_future
-        call = Call(ident, future(), future(), future())
-        self._calls[ident] = call
-        return call
-
-    # -- asking ------------------------------------------------------------------------
-
-    async def ask(self, verb: str, *arguments: Any, fds: Sequence[int] = ()) -> Call:
-        """Send a request. The descriptors are duplicated inside; the caller closes its own."""
-        self.check()
-        call = self._new_call()
-        data = marshal.dumps((verb, call.ident, *arguments))
-        try:
-            await self._send(data, list(fds))
-        except OSError as error:
-            self._fail(f"the connection broke: {error.strerror}")
-            raise SandboxLostError(self._lost_text()) from error
-        return call
-
-    async def answer(self, verb: str, *arguments: Any) -> tuple[int, int, str]:
-        """Send a request and wait for its answer."""
-        call = await self.ask(verb, *arguments)
-        try:
-            answer = await call.ended
-            if answer[0] == _KILLED:
-                raise SandboxError(f"{self.name}: the process that carries out {verb!r} was killed")
-            return answer
-        finally:
-            self._calls.pop(call.ident, None)
-
-    async def connect(self, port: int) -> socket.socket:
-        """A socket connected to a port of the sandbox's loopback."""
-        call = await self.ask("connect", port)
-        try:
-            await call.ended
-            return call.handed.pop()
-        finally:
-            self._calls.pop(call.ident, None)
-
-    def forget(self, call: Call) -> None:
-        self._calls.pop(call.ident, None)
-
-    def check(self) -> None:
-        if self.lost is not None:
-            raise SandboxLostError(self._lost_text())
-
     async def _send(self, data: bytes, fds: list[int]) -> None:
         large = -1
         if len(data) > _LARGEST_INLINE:
@@ -252,39 +174,13 @@ class Resident:
             if not data:
                 self._fail(self.explain() or "its helper died")
                 return
-            self._on_reply(data, ancillary)
-
-    def _on_reply(self, data: bytes, ancillary: list) -> None:
-        handed = array.array("i")
-        for _, kind, raw in ancillary:
-            if kind == socket.SCM_RIGHTS:
-                handed.frombytes(raw[: len(raw) - len(raw) % handed.itemsize])
-            elif self._helper < 0:
-                self._watch_helper(raw)
-        sockets = [socket.socket(fileno=fd) for fd in handed]
-        if len(data) < _REPLY.size:
-            self._close_all(sockets)
-            return
-        kind, ident, first, second = _REPLY.unpack_from(data)
-        text = data[_REPLY.size :].decode("utf-8", "replace")
-        call = self._calls.get(ident)
-        if kind == FATAL:
-            self._fail(text)
-        elif call is None:
-            self._close_all(sockets)
-        elif kind == STARTED:
-            _settle(call.started, first)
-        elif kind == EXIT:
-            _settle(call.exited, first)
-        elif kind == ERROR:
-            call.fail(SandboxError(text))
-        elif kind == GONE:
-            _settle(call.started, 0)
-            _settle(call.exited, -signal.SIGKILL)
-            _settle(call.ended, (_KILLED, 0, ""))
-        else:
-            call.handed += sockets
-            _settle(call.ended, (first, second, text))
+            handed = array.array("i")
+            for _, kind, raw in ancillary:
+                if kind == socket.SCM_RIGHTS:
+                    handed.frombytes(raw[: len(raw) - len(raw) % handed.itemsize])
+                elif self._helper < 0:
+                    self._watch_helper(raw)
+            self._on_reply(data, [socket.socket(fileno=fd) for fd in handed])
 
     def _watch_helper(self, credentials: bytes) -> None:
         """Take a handle on the sender of the first message, by its ``struct ucred``. The
@@ -300,28 +196,13 @@ class Resident:
         self._on_readable()  # there may be last words
         self._fail(self.explain() or how)
 
-    @staticmethod
-    def _close_all(sockets: list[socket.socket]) -> None:
-        for item in sockets:
-            item.close()
-
-    def _fail(self, reason: str) -> None:
-        if self.lost is not None:
-            return
-        self.lost = reason
+    def _disconnect(self) -> None:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         self._loop.remove_reader(self._outer)
         if self._helper >= 0:
             self._loop.remove_reader(self._helper)
-        self.kill()  # what runs on without its helper runs unseen
-        for call in list(self._calls.values()):
-            call.fail(SandboxLostError(self._lost_text()))
-        self._calls.clear()
-
-    def _lost_text(self) -> str:
-        return f"the sandbox {self.name} is gone: {self.lost}"
 
     # -- ending ------------------------------------------------------------------------
 
@@ -330,10 +211,6 @@ class Resident:
         its error output. Idempotent; a cancellation is raised when it is done."""
         self.close()
         return await finished(self._loop.run_in_executor(None, self.reap))
-
-    def close(self) -> None:
-        """Stop talking: every call under way fails, and the sandbox dies."""
-        self._fail("it was stopped")
 
     def own_pids(self) -> set[int]:
         """The host's pids of what belongs to the sandbox itself rather than to a command."""
@@ -389,11 +266,6 @@ async def finished(future: asyncio.Future[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return future.result()
-
-
-def _settle(future: asyncio.Future, value) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 def _first_process(bwrap_pid: int) -> int:

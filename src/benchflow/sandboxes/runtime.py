@@ -2,8 +2,8 @@
 
 Images may have no Python, or another C library, so the helper brings its own: the
 executable, the shared objects it needs, a few extension modules and the compiled files of
-``inside/``, started through their own dynamic loader. Beside it lies the idle program
-that is process 1 of every sandbox. Made once per interpreter and version of the helper.
+``inside/``, started through their own dynamic loader. Made once per interpreter and version
+of the helper.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.kernel.ownership import state_dir
-from benchflow.sandboxes.local.capabilities import MASK
-from benchflow.sandboxes.local.idle import idle_program
 
-_IDLE = "idle"
 _EXTENSIONS = ("_socket", "select", "_ctypes")
-_INSIDE = Path(__file__).parent / "inside"
+_INSIDE = Path(__file__).parent / "local" / "inside"
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -41,10 +38,6 @@ def argv(code: str) -> list[str]:
 
 def loader_path() -> Path:
     return runtime_dir() / "lib" / _loader().name
-
-
-def idle_path() -> Path:
-    return runtime_dir() / _IDLE
 
 
 def runtime_dir() -> Path:
@@ -76,7 +69,7 @@ def _executable() -> Path:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(sys.version.encode() + idle_program(MASK))
+    digest = hashlib.sha256(sys.version.encode())
     status = _executable().stat()
     digest.update(f"{_executable()}:{status.st_size}:{status.st_mtime_ns}".encode())
     for source in sorted(_INSIDE.rglob("*.py")):
@@ -103,8 +96,6 @@ def _fill(place: Path) -> None:
     loader = place / "lib" / _loader().name
     shutil.copyfile(_loader(), loader)
     loader.chmod(0o755)
-    (place / _IDLE).write_bytes(idle_program(MASK))
-    (place / _IDLE).chmod(0o755)
     for source in _INSIDE.rglob("*.py"):
         target = (library / source.relative_to(_INSIDE)).with_suffix(".pyc")
         if source.parent == _INSIDE and source.name == "__init__.py":

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError
 from benchflow.contracts.sandbox import OUTPUT_LIMIT, Command, ExecResult
-from benchflow.sandboxes.local.pipes import Collector, Feeder, pipe_in, pipe_out, reader_of, writer_of
-from benchflow.sandboxes.local.resident import Call, Resident
+from benchflow.sandboxes.pipes import Collector, Feeder, pipe_in, pipe_out, reader_of, writer_of
+from benchflow.sandboxes.resident import Call, Resident
 
 LINE_LIMIT = 64 << 20
 """Bytes of one line that a spawned process's streams can hold."""
@@ -52,7 +52,7 @@ class Commands:
     def __init__(self, resident: Resident) -> None:
         self.resident = resident
         self._leftovers: list[Collector] = []
-        self._live: set[LocalProcess] = set()
+        self._live: set[LiveProcess] = set()
 
     async def run(
         self,
@@ -125,7 +125,7 @@ class Commands:
         while len(self._leftovers) > _MOST_LEFTOVERS:
             self._leftovers.pop(0).close()
 
-    async def spawn(self, request: Request) -> LocalProcess:
+    async def spawn(self, request: Request) -> LiveProcess:
         feed, out, err = pipe_out(), pipe_in(), pipe_in()
         theirs, ours = [feed[1], out[1], err[1]], [feed[0], out[0], err[0]]
         try:
@@ -135,7 +135,7 @@ class Commands:
             raise
         finally:
             _close(theirs)
-        process = LocalProcess(self.resident, call)
+        process = LiveProcess(self.resident, call)
         await process.open(*ours)
         self._live.add(process)
         call.ended.add_done_callback(lambda _: self.resident.forget(call))
@@ -197,7 +197,7 @@ class Feeding:
             os.close(self.fd)
 
 
-class LocalProcess:
+class LiveProcess:
     """A live command with its three pipes."""
 
     stdin: asyncio.StreamWriter
