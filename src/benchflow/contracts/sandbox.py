@@ -198,7 +198,9 @@ Command = str | Sequence[str]
 class Process(Protocol):
     """A live process in a sandbox with its three pipes."""
 
-    pid: int
+    @property
+    def pid(self) -> int: ...
+
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
