@@ -22,11 +22,12 @@ PATIENCE = 60.0
 async def probe_endpoint(
     upstream: Upstream, client: aiohttp.ClientSession, patience: float = PATIENCE
 ) -> Mapping[str, object]:
-    """``{"endpoint", "provider", "model", "level", "logprobs_mode", "policy_version"}``.
+    """``{"endpoint", "provider", "model", "listed", "level", "logprobs_mode", "policy_version"}``.
 
     ``level`` is tokens, logprobs or text. ``logprobs_mode`` is ``processed`` when the values follow
     the temperature (what a trainer needs), ``raw`` when they do not, ``unknown`` when the endpoint
-    does not show it. Raises ``PrerequisiteError`` when the endpoint refuses, is silent for ``patience``
+    does not show it. ``listed`` tells whether the endpoint names the model among its own; None: it
+    lists nothing. Raises ``PrerequisiteError`` when the endpoint refuses, is silent for ``patience``
     seconds, or answers with anything but a completion.
     """
     target = upstream.target
@@ -34,13 +35,15 @@ async def probe_endpoint(
         "endpoint": target.base_url or "in-process",
         "provider": target.provider,
         "model": upstream.model,
+        "listed": None,
         "level": "text",
         "logprobs_mode": "unknown",
         "policy_version": None,
     }
     if target.provider == SCRIPTED:
         return {**facts, "level": "tokens", "logprobs_mode": "processed"}
-    await served_models(client, target)
+    served = await served_models(client, target)
+    facts["listed"] = None if served is None else upstream.model in served
     if not target.policy:
         return facts
     reply, headers = await _ask(upstream, 1.0, patience)
