@@ -16,6 +16,7 @@ from benchflow.jobs.metrics import (
     pass_hat_k,
     pass_tables,
     row_of,
+    scored,
     summarise,
     t_quantile,
 )
@@ -42,9 +43,7 @@ def test_pass_at_k_is_the_same_in_every_order(make_result, rewards, k, expected)
     for order in itertools.permutations(rewards):
         rows = [row_of(make_result(reward=reward, trial=n)) for n, reward in enumerate(order, 1)]
         at, _ = pass_tables(rows)
-        several = pass_at_k(
-            sum(row.scored for row in rows), sum(row.kind == "passed" for row in rows if row.scored), k
-        )
+        several = pass_at_k(len(scored(rows)), sum(row.kind == "passed" for row in scored(rows)), k)
         assert several == expected
         assert at.get("4") is None
 

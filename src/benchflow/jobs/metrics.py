@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb
+from functools import lru_cache
+from operator import attrgetter
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -34,10 +35,15 @@ class Row(NamedTuple):
     cost_usd: float | None
     duration: float
 
-    @property
-    def scored(self) -> bool:
-        """Counts in means: it has a reward that the policy earned."""
-        return self.reward is not None and not self.masked
+
+def scored(rows: Iterable[Row]) -> list[Row]:
+    """Those that count in means: they have a reward that the policy earned."""
+    return [row for row in rows if row.reward is not None and not row.masked]
+
+
+_TASK, _KIND, _REWARD, _DURATION = map(attrgetter, ("task", "kind", "reward", "duration"))
+_REWARDED = attrgetter("task", "reward")
+_comb = lru_cache(4096)(math.comb)  # tasks with equally many repeats ask for the same ones
 
 
 def row_of(result: Result) -> Row:
@@ -88,9 +94,8 @@ def clustered_interval(rows: Sequence[Row], level: float = LEVEL) -> Interval | 
     are not independent. With a single task the repeats are all there is, and the interval
     (method ``t``) speaks about that task alone. Null under two independent units."""
     by_task: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row.scored and row.reward is not None:
-            by_task[row.task].append(row.reward)
+    for task, reward in map(_REWARDED, scored(rows)):
+        by_task[task].append(reward)
     rewards = [reward for cluster in by_task.values() for reward in cluster]
     if len(rewards) < 2:
         return None
@@ -131,14 +136,14 @@ def pass_at_k(scored: int, passed: int, k: int) -> float | None:
     """Unbiased chance that at least one of ``k`` draws passes; null with fewer than ``k`` scored."""
     if scored < k or k < 1:
         return None
-    return 1 - comb(scored - passed, k) / comb(scored, k)
+    return 1 - _comb(scored - passed, k) / _comb(scored, k)
 
 
 def pass_hat_k(scored: int, passed: int, k: int) -> float | None:
     """Unbiased chance that all of ``k`` draws pass; null with fewer than ``k`` scored."""
     if scored < k or k < 1:
         return None
-    return comb(passed, k) / comb(scored, k)
+    return _comb(passed, k) / _comb(scored, k)
 
 
 def pass_tables(rows: Sequence[Row]) -> tuple[dict[str, float | None], dict[str, float | None]]:
@@ -147,14 +152,14 @@ def pass_tables(rows: Sequence[Row]) -> tuple[dict[str, float | None], dict[str,
     A task with fewer than k scored rollouts makes that k null: leaving it out would
     quietly report another set of tasks.
     """
-    judged = [row for row in rows if row.reward is not None and not row.masked]
-    total = Counter(row.task for row in rows)
-    scored = Counter(row.task for row in judged)
+    judged = scored(rows)
+    total = Counter(map(_TASK, rows))
+    known = Counter(map(_TASK, judged))
     passed = Counter(row.task for row in judged if row.kind == "passed")
     most = max(total.values(), default=0)
     ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
     tables = [
-        {str(k): _mean_or_null(draw(scored[task], passed[task], k) for task in total) for k in ks}
+        {str(k): _mean_or_null(draw(known[task], passed[task], k) for task in total) for k in ks}
         for draw in (pass_at_k, pass_hat_k)
     ]
     return tables[0], tables[1]
@@ -168,8 +173,8 @@ def _mean_or_null(values: Iterable[float | None]) -> float | None:
 
 def mask_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Per task, the share of rollouts that a trainer may not count; tasks without any are left out."""
-    seen = Counter(row.task for row in rows)
     masked = Counter(row.task for row in rows if row.masked)
+    seen = Counter(map(_TASK, rows)) if masked else masked
     return {task: masked[task] / seen[task] for task in sorted(masked)}
 
 
@@ -186,12 +191,12 @@ def summarise(
     final: bool = False,
 ) -> Summary:
     """The aggregate of a job. Rollouts that were planned but never started count as cancelled."""
-    kinds = Counter(row.kind for row in rows)
+    kinds = Counter(map(_KIND, rows))
     errors = Counter(row.error for row in rows if row.error and row.reward is None)
     if never_started:
         errors["never_started"] = never_started
-    judged = [row for row in rows if row.reward is not None and not row.masked]
-    mean_reward = mean(row.reward for row in judged if row.reward is not None)
+    judged = scored(rows)
+    mean_reward = mean(map(_REWARD, judged))
     passed = sum(1 for row in judged if row.kind == "passed")
     at, hat = pass_tables(rows)
     counted = [row for row in rows if row.input_tokens is not None and row.output_tokens is not None]
@@ -223,7 +228,7 @@ def summarise(
         usage_coverage=round(len(counted) / len(rows), 6) if rows else None,
         avg_reward=mean_reward,
         avg_tool_calls=mean(float(row.tool_calls) for row in rows if row.tool_calls is not None),
-        avg_duration_sec=mean(row.duration for row in rows),
+        avg_duration_sec=mean(map(_DURATION, rows)),
         final=final,
     )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchflow.contracts.records import Result, Summary
-from benchflow.jobs.evaluation import EvaluationResult
 from benchflow.jobs.progress import without_score
 from benchflow.jobs.store import read_result
+
+if TYPE_CHECKING:
+    from benchflow.jobs.evaluation import EvaluationResult
 
 SHOWN = 64
 """A larger job is told by its numbers alone."""
