@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Agent": "benchflow.jobs.facade",
     "Environment": "benchflow.jobs.facade",
-    "RuntimeConfig": "benchflow.jobs.facade",
+    "RuntimeConfig": "benchflow.contracts.config",
     "run": "benchflow.jobs.facade",
     "Evaluation": "benchflow.jobs.evaluation",
     "EvaluationResult": "benchflow.jobs.evaluation",
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     __version__: str
     from benchflow.contracts.config import Role as Role
     from benchflow.contracts.config import RolloutConfig as RolloutConfig
+    from benchflow.contracts.config import RuntimeConfig as RuntimeConfig
     from benchflow.contracts.config import Scene as Scene
     from benchflow.contracts.config import Turn as Turn
     from benchflow.contracts.errors import BenchflowError as BenchflowError
@@ -105,7 +106,6 @@ if TYPE_CHECKING:
     from benchflow.jobs.evaluation import EvaluationResult as EvaluationResult
     from benchflow.jobs.facade import Agent as Agent
     from benchflow.jobs.facade import Environment as Environment
-    from benchflow.jobs.facade import RuntimeConfig as RuntimeConfig
     from benchflow.jobs.facade import run as run
     from benchflow.jobs.load import Job as Job
     from benchflow.jobs.load import load_job as load_job

@@ -63,27 +63,19 @@ class Scene:
         return cls(name, (role,), tuple(Turn("agent", prompt) for prompt in prompts))
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutConfig:
-    """One rollout. ``environment`` and ``sandbox`` are two names of the same choice."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Settings of a run beside task, agent and model. ``environment`` and ``sandbox`` are two
+    names of the same choice."""
 
-    task_path: Path | str
-    scenes: tuple[Scene, ...] = ()
-    agent: str | None = None
-    model: str | None = None
-    prompts: tuple[str | None, ...] = (None,)
     environment: str | None = None
     sandbox: str | None = None
-    local_base: str | None = None
     jobs_dir: Path | str = "jobs"
-    rollout_dir: Path | str | None = None
-    """Exact folder to write; by default ``<jobs_dir>/<start time>/<task>__<8 hex>``."""
-    rollout_name: str | None = None
-    job: str = ""
-    trial: int = 1
-    group_id: str | None = None
+    prompts: tuple[str | None, ...] = (None,)
+    local_base: str | None = None
+    base_image_override: tuple[str, ...] = ()
+    """``IMAGE`` for the base of the task's image, or ``NAME=IMAGE`` for one that it names."""
     seed: int = 0
-    reasoning_effort: str | None = None
     policy_url: str | None = None
     policy_version: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -103,6 +95,23 @@ class RolloutConfig:
     verify_mode: str | None = None
     """``shared`` or ``isolated``; ``None`` takes the task's, then ``shared``."""
     hardening: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig(RuntimeConfig):
+    """One rollout, whole."""
+
+    task_path: Path | str
+    scenes: tuple[Scene, ...] = ()
+    agent: str | None = None
+    model: str | None = None
+    reasoning_effort: str | None = None
+    rollout_dir: Path | str | None = None
+    """Exact folder to write; by default ``<jobs_dir>/<start time>/<task>__<8 hex>``."""
+    rollout_name: str | None = None
+    job: str = ""
+    trial: int = 1
+    group_id: str | None = None
     skip_verify: bool = False
     identity: str | None = None
     """Digest of everything that makes two rollouts comparable; set by the job's plan."""

@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from benchflow.contracts.config import RolloutConfig
+from benchflow.contracts.config import RolloutConfig, RuntimeConfig
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.records import Result
 from benchflow.contracts.task import Task
@@ -51,34 +49,6 @@ class Environment:
         return cls(Path(task_path), sandbox)
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeConfig:
-    """Settings of a run beside agent and task; each means what it does in ``RolloutConfig``."""
-
-    sandbox: str | None = None
-    environment: str | None = None
-    jobs_dir: Path | str = "jobs"
-    prompts: tuple[str | None, ...] = (None,)
-    local_base: str | None = None
-    sandbox_user: str | None = "agent"
-    sandbox_setup_timeout: float = 120.0
-    agent_timeout: float | None = None
-    agent_idle_timeout: float | None = None
-    timeout_clock: str = "wall"
-    agent_env: Mapping[str, str] = field(default_factory=dict[str, str])
-    policy_url: str | None = None
-    policy_version: str | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    train_mode: bool = True
-    max_context: int | None = None
-    max_tokens: int | None = None
-    max_calls: int | None = None
-    max_cost_usd: float | None = None
-    seed: int = 0
-    verify_mode: str | None = None
-    hardening: bool = True
-
-
 async def run(
     subject: RolloutConfig | Agent | str,
     environment: Environment | None = None,
@@ -109,7 +79,8 @@ def _rollout_config(
         subject, environment = Agent(subject, model), Environment.from_task(task_path)
     elif environment is None:
         raise UsageError("bf.run(agent) needs an environment", fix="pass bf.Environment.from_task(path)")
-    settings = asdict(config or RuntimeConfig())
+    given = config or RuntimeConfig()
+    settings = {item.name: getattr(given, item.name) for item in fields(RuntimeConfig)}
     if environment.sandbox is not None:
         settings |= {"sandbox": environment.sandbox, "environment": None}
     return RolloutConfig(
@@ -127,17 +98,13 @@ async def _run_one(config: RolloutConfig) -> Result:
     if note:
         print(note, file=sys.stderr)
     config = config.with_(sandbox=sandbox, environment=None)
-    planes = await open_planes(sandbox, with_gateway=_names_model(config))
+    planes = await open_planes(sandbox, with_gateway=any(role.model for role in config.roles))
     try:
         await planes.provider.preflight()
         await planes.provider.reap()
         return await _in_own_job(config, task, planes)
     finally:
         await planes.close()
-
-
-def _names_model(config: RolloutConfig) -> bool:
-    return any(role.model for role in config.roles)
 
 
 async def _in_own_job(config: RolloutConfig, task: Task, planes: Planes) -> Result:

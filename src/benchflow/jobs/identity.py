@@ -8,31 +8,18 @@ from typing import Any
 from benchflow.jobs.config import EvaluationConfig
 from benchflow.kernel.storage import dumps
 
-SETTINGS = (
-    "agent",
-    "model",
-    "policy_version",
-    "reasoning_effort",
-    "prompt",
-    "train_mode",
-    "max_context",
-    "sandbox",
-    "local_base",
-    "sandbox_user",
-    "agent_timeout",
-    "agent_idle_timeout",
-    "timeout_clock",
-    "verify",
-    "hardening",
-    "seed",
-)
+SETTINGS = {
+    *("agent", "model", "policy_version", "reasoning_effort", "prompt", "train_mode", "max_context"),
+    *("sandbox", "local_base", "sandbox_user", "agent_timeout", "agent_idle_timeout", "timeout_clock"),
+    *("verify", "hardening", "seed", "base_image_override"),
+}
 """Fields of the configuration that change what a rollout is. The task digest covers the rest:
 instruction, Dockerfile, verifier and the limits the task asks for."""
 
 
 def settings_record(config: EvaluationConfig, agent_version: str | None, sandbox: str) -> dict[str, Any]:
     """The comparable settings. ``sandbox`` is the provider that really runs."""
-    record = config.model_dump(mode="json", include=set(SETTINGS))
+    record = config.model_dump(mode="json", include=SETTINGS)
     record.update(
         agent_version=agent_version,
         sampling=config.all_sampling,

@@ -131,16 +131,14 @@ def reserve(config: EvaluationConfig, name: str, *, exact: bool) -> str:
     attempt = 1
     while True:
         candidate = name if attempt == 1 else f"{name}-{attempt}"
-        taken = any((job_parent(config, trial) / candidate).exists() for trial in range(2, config.trials + 1))
         try:
-            if not taken:
-                (first / candidate).mkdir()
-                return candidate
+            if any((job_parent(config, trial) / candidate).exists() for trial in range(2, config.trials + 1)):
+                raise FileExistsError(candidate)
+            (first / candidate).mkdir()
+            return candidate
         except FileExistsError:
             if exact:
                 raise
-        if taken and exact:
-            raise FileExistsError(candidate)
         attempt += 1
 
 
@@ -150,36 +148,28 @@ def renamed(plan: Plan, name: str) -> Plan:
     return replace(plan, job_name=name, jobs=jobs)
 
 
+_OF_THE_JOB = {"jobs_dir", "sandbox", "seed", "sampling", "train_mode", "max_tokens", "max_cost_usd"}
+"""Settings that a rollout has by the same name, with another value or meaning."""
+
+
 def rollout_config(plan: Plan, job: PlannedJob, planned: PlannedRollout, *, retries: int) -> RolloutConfig:
     """What the kernel is told to run."""
     config = plan.config
+    same = RolloutConfig.__dataclass_fields__.keys() & EvaluationConfig.model_fields.keys() - _OF_THE_JOB
     return RolloutConfig(
+        **{name: getattr(config, name) for name in same},
         task_path=plan.tasks[planned.task].path,
-        agent=config.agent,
-        model=config.model,
         prompts=config.prompt or (None,),
         sandbox=plan.settings["sandbox"],
-        local_base=config.local_base,
         rollout_dir=job.folder / planned.name,
         rollout_name=planned.name,
         job=job.folder.name,
         trial=planned.trial,
         group_id=planned.group_id,
         seed=planned.seed,
-        reasoning_effort=config.reasoning_effort,
-        policy_url=config.policy_url,
-        policy_version=config.policy_version,
         sampling=config.all_sampling,
         train_mode=config.train_mode and config.usage_tracking != "off",
-        max_context=config.max_context,
-        agent_env=config.agent_env,
-        sandbox_user=config.sandbox_user,
-        sandbox_setup_timeout=config.sandbox_setup_timeout,
-        agent_timeout=config.agent_timeout,
-        agent_idle_timeout=config.agent_idle_timeout,
-        timeout_clock=config.timeout_clock,
         verify_mode=config.verify,
-        hardening=config.hardening,
         identity=planned.identity,
         retries=retries,
     )

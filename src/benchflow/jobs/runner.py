@@ -218,20 +218,15 @@ class JobRunner:
             self.broken = error.message
 
     def _unrecorded(self, planned: PlannedRollout) -> metrics.Row:
-        config = self.plan.config
-        return metrics.Row(
-            task=planned.task,
-            agent=config.agent or "",
-            model=config.model,
-            kind="errored",
-            reward=None,
-            masked=True,
-            error="no_record",
-            tool_calls=None,
-            input_tokens=None,
-            output_tokens=None,
-            cost_usd=None,
-            duration=0.0,
+        return metrics.read_row(
+            {
+                "task_name": planned.task,
+                "agent": self.plan.config.agent or "",
+                "model": self.plan.config.model,
+                "outcome": "errored",
+                "attribution": {"verdict": "mask"},
+                "error_category": "no_record",
+            }
         )
 
     def _refresh_summary(self, folder: Path) -> None:
@@ -249,8 +244,7 @@ class JobRunner:
 
     def overall(self) -> Summary:
         """Over all trials, which is where pass@k lives."""
-        rows = [row for rows in self._rows.values() for row in rows.values()]
-        return self._summarise(rows, self.plan.rollouts, final=True)
+        return self._summarise(self.rows(), self.plan.rollouts, final=True)
 
     def _summarise(self, rows: list[metrics.Row], planned: int, *, final: bool) -> Summary:
         return metrics.summarise(
