@@ -41,17 +41,18 @@ class PlainReporter(Reporter):
     SHOWN = frozenset({"image", "start", "agent", "verify"})
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        self._stream: TextIO | None = stream or sys.stderr
         self._last: dict[str, str] = {}
         self._total = 0
         self._done = 0
 
     def say(self, text: str) -> None:
         try:
-            self._stream.write(text + "\n")
-            self._stream.flush()
+            if self._stream is not None:
+                self._stream.write(text + "\n")
+                self._stream.flush()
         except (BrokenPipeError, ValueError):
-            self.say = _silent  # type: ignore[method-assign]
+            self._stream = None  # nobody reads any more
 
     def note(self, text: str) -> None:
         self.say(text)
@@ -74,10 +75,6 @@ class PlainReporter(Reporter):
         self._last.pop(planned.name, None)
         self._done += 1
         self.say(f"[{self._done}/{self._total}] {planned.name}: {verdict(result)}")
-
-
-def _silent(text: str) -> None:
-    """Nobody reads any more."""
 
 
 def start_line(plan: Plan, todo: int) -> str:
