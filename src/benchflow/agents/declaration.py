@@ -6,7 +6,9 @@
     factory = "pkg.mod:Class"   called with the declaration; an ``acp`` agent may leave it out
     description, version, auth, dialect, needs_model, runs_as_root, session_fork
 
-    [start]               command = [argv…], for ``acp``
+    [start]               command = [argv…], for ``acp``; {bundle} and {node} are of its bundle
+    [install]             npm = "package", node = "24.…", scripts = [files that Node runs after npm],
+                          drop = [globs to leave out]; ``version`` is then required. See ``bundle.py``
     [env]                 templates: {base_url} {api_key} {model} {effort} {workspace} {home}
     [state]               paths = […]: what must be copied to fork or resume a session
     [quirks]              mode, model_option, effort_option, handshake_timeout
@@ -34,6 +36,7 @@ _CHOICES = {"kind": ("builtin", "acp"), "session_fork": ("fork", "resume", "repl
 _TEXTS = ("name", "kind", "factory", "description", "version", "auth", "dialect", "session_fork")
 _TABLES: dict[str, dict[str, type]] = {
     "start": {"command": list},
+    "install": {"npm": str, "node": str, "scripts": list, "drop": list},
     "state": {"paths": list},
     "quirks": {"mode": str, "model_option": str, "effort_option": str, "handshake_timeout": float},
     "help": {"usage": str},
@@ -45,6 +48,17 @@ _TOP: dict[str, type] = {
 }
 _AS_GIVEN = (*_TEXTS, "needs_model", "runs_as_root", "env", "options")
 """Keys that are fields of ``Declaration`` as they stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """How an agent's bundle is filled: a package of npm at the agent's version, and the version of
+    the Node that installs it."""
+
+    npm: str
+    node: str
+    scripts: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,7 @@ class Declaration:
     runs_as_root: bool = False
     session_fork: Literal["fork", "resume", "replay", "fresh"] = "fresh"
     start: tuple[str, ...] = ()
+    install: Install | None = None
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     state_paths: tuple[str, ...] = ()
     mode: str | None = None
@@ -151,8 +166,20 @@ def parse(data: Mapping[str, Any], source: str) -> Declaration:
         **data.get("help", {}),
         aliases=_strings(data.get("aliases", []), source, "aliases"),
         start=_strings(data.get("start", {}).get("command", []), source, "start.command"),
+        install=_install(data, source),
         state_paths=_strings(data.get("state", {}).get("paths", []), source, "state.paths"),
     )
+
+
+def _install(data: Mapping[str, Any], source: str) -> Install | None:
+    if "install" not in data:
+        return None
+    table = data["install"]
+    for key, there in (("version", data), ("install.npm", table), ("install.node", table)):
+        if not there.get(key.rpartition(".")[2]):
+            raise UsageError(f"{source}: {key} is missing", fix=f"pin it: {key} = …")
+    lists = {key: _strings(table.get(key, []), source, f"install.{key}") for key in ("scripts", "drop")}
+    return Install(table["npm"], table["node"], **lists)
 
 
 def _check(table: Any, keys: Mapping[str, type], source: str, prefix: str) -> None:

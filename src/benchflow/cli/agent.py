@@ -24,7 +24,7 @@ def list_agents(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(records, indent=2))
         return
-    columns = ("name", "protocol", "runs", "model", "auth", "description")
+    columns = ("name", "protocol", "dialect", "runs", "model", "version", "installed", "description")
     rows = [columns, *((_cells(record)) for record in records)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns) - 1)]
     for row in rows:
@@ -51,10 +51,45 @@ def show_agent(
         print(f"\n{usage.rstrip()}")
 
 
+@app.command("install")
+def install_agent(
+    name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="As `bench agent list` shows it.")],
+) -> None:
+    """Install an agent on this host, once for every sandbox; a run does it by itself if need be."""
+    import asyncio
+
+    from benchflow.agents import catalog
+
+    held = asyncio.run(catalog.ensure_bundle(name, say=print))
+    if not held.needed:
+        print(f"agent {held.name} needs no installing")
+        return
+    print(f"agent {held.name} {held.version} is installed: {_size(held.size_bytes)}, {held.folder}")
+
+
+@app.command("remove")
+def remove_agent(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `bench agent list` shows it.")],
+) -> None:
+    """Remove what was installed of an agent on this host, every version of it."""
+    from benchflow.agents import catalog
+
+    gone = catalog.remove_bundle(name)
+    print("\n".join(f"removed {folder}" for folder in gone) if gone else f"agent {name} was not installed")
+
+
 def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     model = "needed" if record["needs_model"] else "none"
-    auth = (record["auth"] or "?").split(":")[0]
-    return (record["name"], record["protocol"], record["runs"], model, auth, record["description"])
+    held = {None: "-", False: "no", True: _size(record["size_bytes"])}[record["installed"]]
+    version, dialect = record["version"] or "-", record["dialect"] or "-"
+    return (
+        *(record["name"], record["protocol"], dialect, record["runs"], model, version, held),
+        record["description"],
+    )
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else f"{size / 2**20:.0f} MB"
 
 
 def _text(value: Any) -> str:
@@ -62,4 +97,6 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(value) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
     return "-" if value is None else str(value)

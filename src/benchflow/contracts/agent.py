@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from benchflow.contracts.gateway import ModelRoute
-from benchflow.contracts.sandbox import Sandbox
+from benchflow.contracts.sandbox import Mount, Sandbox
 
 
 class StopReason(StrEnum):
@@ -150,11 +150,22 @@ class Agent(Protocol):
     ) -> Session: ...
 
 
+@runtime_checkable
+class HostInstalled(Protocol):
+    """An agent that is installed on the host and shown to each sandbox."""
+
+    async def prepare(self) -> tuple[Mount, ...]:
+        """What its sandbox must be created with. Installs once per host, so it may take long the
+        first time; raises ``AgentInstallError``."""
+        ...
+
+
 __all__ = [
     "Agent",
     "AgentCapabilities",
     "AskUser",
     "AskUserHandler",
+    "HostInstalled",
     "Record",
     "Session",
     "SessionContext",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from benchflow.contracts.agent import Agent, Session, SessionContext, StopReason
+from benchflow.contracts.agent import Agent, HostInstalled, Session, SessionContext, StopReason
 from benchflow.contracts.config import Role, RolloutConfig
 from benchflow.contracts.errors import (
     AgentTimeoutError,
@@ -32,7 +32,7 @@ from benchflow.contracts.errors import (
 )
 from benchflow.contracts.records import Result
 from benchflow.contracts.reward import VerifyMode, VerifyRequest, VerifyResult
-from benchflow.contracts.sandbox import ModelDoor, Sandbox, SandboxImage, SandboxSpec
+from benchflow.contracts.sandbox import ModelDoor, Mount, Sandbox, SandboxImage, SandboxSpec
 from benchflow.contracts.task import Task
 from benchflow.kernel import fold, requests
 from benchflow.kernel.budget import AgentBudget
@@ -153,12 +153,14 @@ class Rollout:
         if self.sandbox is not None:
             raise UsageError("start() was called already", fix="one Rollout is one run; create another")
         provider, task, _ = self.planes.provider, self.task, self.files
+        with self._phase("install", "agent_setup"):
+            mounts = await self._prepare_agents()
         with self._phase("image", "image"):
             async with self.planes.image_gate:
                 self.image = await provider.prepare(requests.image_source(task, self.config.local_base))
         with self._phase("start", "sandbox_start"):
             await self._open_routes()
-            self.sandbox = await provider.create(self.image, self._spec(self.image))
+            self.sandbox = await provider.create(self.image, self._spec(self.image, mounts))
             if self.config.hardening and not self.config.skip_verify:
                 self._baseline = await self.planes.reward.baseline(task, self.sandbox, self.workspace)
         record = fold.config_record(self.config, task, self._agents, self.sandbox)
@@ -268,7 +270,7 @@ class Rollout:
     def _agent_user(self) -> str | None:
         return requests.agent_user(self.task, self.config)
 
-    def _spec(self, image: SandboxImage) -> SandboxSpec:
+    def _spec(self, image: SandboxImage, mounts: tuple[Mount, ...]) -> SandboxSpec:
         inside = any(agent.capabilities().runs_inside for agent in self._agents.values())
         route = self.models.door if inside else None
         door = ModelDoor(route.socket, route.inside_port) if route else None
@@ -280,9 +282,14 @@ class Rollout:
             env=self._task_env,
             workdir=self.workspace,
             agent_user=self._agent_user(),
+            mounts=mounts,
             model_door=door,
             setup_timeout=self.config.sandbox_setup_timeout,
         )
+
+    async def _prepare_agents(self) -> tuple[Mount, ...]:
+        installed = [agent for agent in self._agents.values() if isinstance(agent, HostInstalled)]
+        return tuple([mount for agent in installed for mount in await agent.prepare()])
 
     async def _open_routes(self) -> None:
         wanted = [role.model for role in self.config.roles if role.model and self._speaks_to_models(role)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchflow.agents import bundle
 from benchflow.agents.declaration import DeclaredAgent
 from benchflow.contracts.agent import SessionContext, SessionState
-from benchflow.contracts.errors import UsageError
-from benchflow.contracts.sandbox import Sandbox
+from benchflow.contracts.errors import AgentInstallError, PrerequisiteError, UsageError
+from benchflow.contracts.sandbox import Mount, Sandbox
 
 if TYPE_CHECKING:
     from benchflow.agents.acp.session import AcpSession
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 
 class AcpAgent(DeclaredAgent):
     """Starts the declared command and opens a session with it."""
+
+    async def prepare(self) -> tuple[Mount, ...]:
+        """The bundle's mount; nothing for an agent that is not installed on the host."""
+        if self.declaration.install is None:
+            return ()
+        try:
+            return ((await bundle.ensure(self.declaration)).mount,)
+        except PrerequisiteError as error:
+            raise AgentInstallError(error.message, fix=error.fix) from error
 
     async def connect(
         self, sandbox: Sandbox, context: SessionContext, *, resume: SessionState | None = None
@@ -42,4 +52,13 @@ class AcpAgent(DeclaredAgent):
         return session
 
     async def command(self, sandbox: Sandbox, context: SessionContext) -> list[str]:
-        return list(self.declaration.start)
+        """The argv inside; an installed agent's goes through its bundle's own loader."""
+        if self.declaration.install is None:
+            return list(self.declaration.start)
+        installed = await bundle.ensure(self.declaration)
+        if installed.mount not in sandbox.spec.mounts:
+            raise AgentInstallError(
+                f"the sandbox was created without the bundle of agent {self.name}",
+                fix="create it with SandboxSpec(mounts=await agent.prepare())",
+            )
+        return installed.argv(self.declaration, installed.mount.target)
