@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from benchflow.contracts import records as contracts
+from benchflow.jobs.doctor import DoctorReport
 from benchflow.training import records as training
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
@@ -30,6 +31,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "group-block": training.GroupBlock,
     "manifest": training.Manifest,
     "stream-record": training.StreamRecord,
+    "doctor": DoctorReport,
 }
 
 
