@@ -11,7 +11,7 @@
                           drop = [globs to leave out]; ``version`` is then required. See ``bundle.py``
     [env]                 templates: {base_url} {api_key} {model} {effort} {workspace} {home}
     [state]               paths = […]: what must be copied to fork or resume a session
-    [quirks]              mode, model_option, effort_option, handshake_timeout
+    [quirks]              mode, model_option, effort_option, handshake_timeout, min_memory_mb
     [options]             whatever the factory understands
     [help]                usage = "…": shown by ``bench agent show``
 
@@ -38,7 +38,10 @@ _TABLES: dict[str, dict[str, type]] = {
     "start": {"command": list},
     "install": {"npm": str, "node": str, "scripts": list, "drop": list},
     "state": {"paths": list},
-    "quirks": {"mode": str, "model_option": str, "effort_option": str, "handshake_timeout": float},
+    "quirks": {
+        **{"mode": str, "model_option": str, "effort_option": str},
+        **{"handshake_timeout": float, "min_memory_mb": int},
+    },
     "help": {"usage": str},
 }
 _TOP: dict[str, type] = {
@@ -84,6 +87,7 @@ class Declaration:
     model_option: str | None = None
     effort_option: str | None = None
     handshake_timeout: float = 60.0
+    min_memory_mb: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     usage: str | None = None
 
@@ -94,6 +98,7 @@ class Declaration:
             runs_as_root=self.runs_as_root,
             session_fork=self.session_fork,
             dialect=self.dialect,
+            min_memory_mb=self.min_memory_mb,
         )
 
     def environment(self, context: SessionContext) -> dict[str, str]:

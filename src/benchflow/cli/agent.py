@@ -24,7 +24,7 @@ def list_agents(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(records, indent=2))
         return
-    columns = ("name", "protocol", "dialect", "runs", "model", "version", "installed", "description")
+    columns = ("name", "protocol", "dialect", "runs", "model", "auth", "version", "installed", "description")
     rows = [columns, *((_cells(record)) for record in records)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns) - 1)]
     for row in rows:
@@ -81,9 +81,10 @@ def remove_agent(
 def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     model = "needed" if record["needs_model"] else "none"
     held = {None: "-", False: "no", True: _size(record["size_bytes"])}[record["installed"]]
+    auth = (record["auth"] or "?").split(":")[0]
     version, dialect = record["version"] or "-", record["dialect"] or "-"
     return (
-        *(record["name"], record["protocol"], dialect, record["runs"], model, version, held),
+        *(record["name"], record["protocol"], dialect, record["runs"], model, auth, version, held),
         record["description"],
     )
 

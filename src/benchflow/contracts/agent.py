@@ -51,6 +51,8 @@ class AgentCapabilities:
     runs_as_root: bool = False
     session_fork: Literal["fork", "resume", "replay", "fresh"] = "fresh"
     dialect: str | None = None
+    min_memory_mb: int | None = None
+    """What its process takes in the sandbox; a task that allows less would only see it killed."""
 
 
 @dataclass(frozen=True, slots=True)
