@@ -13,7 +13,10 @@ from typing import Any
 from benchflow.contracts.errors import PrerequisiteError, UsageError
 
 BUILTIN: dict[str, dict[str, str]] = {
-    "sandboxes": {"local": "benchflow.sandboxes.local.provider:LocalProvider"},
+    "sandboxes": {
+        "docker": "benchflow.sandboxes.docker.provider:DockerProvider",
+        "local": "benchflow.sandboxes.local.provider:LocalProvider",
+    },
     "rewards": {"script": "benchflow.rewards.script:ScriptReward"},
     "gateways": {"default": "benchflow.gateway.server:GatewayServer"},
     "agent_catalogs": {"default": "benchflow.agents.catalog:load"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -43,6 +44,11 @@ def workspace(wanted: str | None) -> str:
     """The workspace: never ``/`` itself, which nobody may chown or snapshot as a workspace."""
     path = os.path.normpath("/" + (wanted or DEFAULT_WORKDIR).lstrip("/"))
     return DEFAULT_WORKDIR if path == "/" else path
+
+
+def plain(name: str) -> str:
+    """A rollout's name as part of what machines give names to."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:80] or "sandbox"
 
 
 class LiveSandbox(ABC):

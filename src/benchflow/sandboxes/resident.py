@@ -15,7 +15,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError
 
@@ -23,6 +23,8 @@ READY, EXIT, ERROR, GONE, DONE, STARTED, SOCKET, FATAL = range(1, 9)
 _REPLY = struct.Struct("<BQqq")
 _KILLED = -1
 """In place of an answer: whoever was to give it was killed from inside."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Resident(ABC):
         self._hello = self._new_call(0)
 
     @abstractmethod
-    async def _send(self, data: bytes, fds: list[int]) -> None:
+    async def _send(self, ident: int, data: bytes, fds: list[int]) -> None:
         """Deliver a request with its descriptors, which stay the caller's."""
 
     @abstractmethod
@@ -83,7 +85,7 @@ class Resident(ABC):
         call = self._new_call()
         data = marshal.dumps((verb, call.ident, *arguments))
         try:
-            await self._send(data, list(fds))
+            await self._send(call.ident, data, list(fds))
         except OSError as error:
             self._fail(f"the connection broke: {error.strerror}")
             raise SandboxLostError(self._lost_text()) from error
@@ -157,6 +159,19 @@ class Resident(ABC):
     def close(self, reason: str = "it was stopped") -> None:
         """Stop talking: every call under way fails, and the sandbox dies."""
         self._fail(reason)
+
+
+async def finished(future: asyncio.Future[T]) -> T:
+    """Wait for work in a thread to its end, whatever happens; a cancellation is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return future.result()
 
 
 def _close_all(sockets: Sequence[socket.socket]) -> None:

@@ -10,16 +10,15 @@ import asyncio
 import errno
 import json
 import os
+import ssl
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
-from aiodocker import Docker, DockerError
-from aiodocker.stream import Stream
 from yarl import URL
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxError, SandboxLostError
@@ -55,7 +54,8 @@ class Engine:
 
     def __init__(self, host: str | None = None) -> None:
         self.host = host or os.environ.get("DOCKER_HOST") or _context_host() or DEFAULT_HOST
-        self.docker: Docker | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._top = ""
         self._info: EngineInfo | None = None
         self._tunnel: SshTunnel | None = None
         self._connecting = asyncio.Lock()
@@ -72,39 +72,55 @@ class Engine:
         async with self._connecting:
             if self._info is None:
                 try:
-                    self.docker = await self._client()
+                    await self._open_session()
                     self._info = await self._hello()
                 except BaseException:
                     await self._close()
                     raise
         return self._info
 
-    async def _client(self) -> Docker:
+    async def _open_session(self) -> None:
         scheme, _, rest = self.host.partition("://")
         if scheme not in _SCHEMES or not rest:
             raise PrerequisiteError(
                 f"DOCKER_HOST={self.host!r} is no address of a docker engine",
                 fix="give unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST, or unset DOCKER_HOST",
             )
-        url = self.host
         if scheme == "ssh":
             self._tunnel = await SshTunnel.open(self.host)
-            url = f"unix://{self._tunnel.path}"
+        if scheme in ("unix", "ssh"):
+            path = str(self._tunnel.path) if self._tunnel else rest
+            connector = aiohttp.UnixConnector(path, limit=0)  # a live container holds one
+            self._top = "http://docker"
+        else:
+            context = self._certificates() if os.environ.get("DOCKER_TLS_VERIFY") else None
+            connector = aiohttp.TCPConnector(ssl=context or True, limit=0)
+            self._top = f"{'https' if context or scheme == 'https' else 'http'}://{rest.rstrip('/')}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SEC)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+    def _certificates(self) -> ssl.SSLContext:
+        place = Path(os.environ.get("DOCKER_CERT_PATH") or os.path.expanduser("~/.docker"))
         try:
-            return Docker(url, timeout=timeout)
-        except (OSError, ValueError) as error:  # certificates
+            context = ssl.create_default_context(cafile=str(place / "ca.pem"))
+            context.load_cert_chain(place / "cert.pem", place / "key.pem")
+        except OSError as error:
             raise PrerequisiteError(
                 f"cannot use the certificates for the docker engine at {self.host}: {error}",
                 fix="check DOCKER_CERT_PATH (ca.pem, cert.pem, key.pem), or unset DOCKER_TLS_VERIFY",
             ) from error
+        return context
+
+    @property
+    def _open_http(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "connect() comes first"
+        return self._session
 
     async def _hello(self) -> EngineInfo:
-        assert self.docker is not None
         try:
             async with (
                 asyncio.timeout(_ANSWER_SEC),
-                self.docker.session.get(f"{self.docker.docker_host}/version") as response,
+                self._open_http.get(f"{self._top}/version") as response,
             ):
                 text = await response.text()
                 said = json.loads(text) if response.status == 200 else {}
@@ -123,7 +139,7 @@ class Engine:
                 fix="install Docker 19.03 or newer",
             )
         api = max(min(newest, NEWEST_API), oldest)
-        self.docker.api_version = f"v{_dotted(api)}"
+        self._top += f"/v{_dotted(api)}"
         return EngineInfo(
             str(said.get("Version", "unknown")),
             _dotted(api),
@@ -195,12 +211,9 @@ class Engine:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A request whose body or answer is a stream (build, archive, events)."""
         await self.connect()
-        assert self.docker is not None
         sent = {"Content-Type": "application/json", **(headers or {})}
         try:
-            response = await self.docker.session.request(
-                method, self._url(path, params), data=data, headers=sent
-            )
+            response = await self._open_http.request(method, self._url(path, params), data=data, headers=sent)
         except (aiohttp.ClientError, OSError) as error:
             raise self.lost(error) from error
         async with response:
@@ -208,33 +221,23 @@ class Engine:
                 raise _refusal(response.status, await response.text())
             yield response
 
-    async def hijack(self, path: str, params: Mapping[str, Any] | None = None, body: Any = None) -> Stream:
-        """POST and take over the connection: ``read_out()`` gives (1 or 2, bytes) of stdout and
-        stderr, None at the end; ``write_in()`` writes; ``close()`` when done."""
+    async def hijack(self, path: str, params: Mapping[str, Any], hearer: Hearer) -> Hijacked:
+        """POST and take over the connection: from now on it belongs to ``hearer``."""
         await self.connect()
-        assert self.docker is not None
-        url = self._url(path, params, relative=True)
-        data = None if body is None else json.dumps(body).encode()
-
-        async def setup() -> tuple[URL, bytes | None, bool]:
-            return url, data, False
-
-        stream = Stream(self.docker, setup)
+        headers = {"Connection": "Upgrade", "Upgrade": "tcp", "Content-Type": "application/json"}
         try:
-            await stream._init()  # connects now, so that what follows cannot be missed
-        except DockerError as error:
-            if error.status == 900:
-                raise self.lost(error) from error
-            raise _refusal(error.status, error.message) from error
+            response = await self._open_http.post(
+                self._url(path, params), headers=headers, read_until_eof=False
+            )
+            if response.status >= 400:
+                raise _refusal(response.status, await response.text())
         except (aiohttp.ClientError, OSError) as error:
             raise self.lost(error) from error
-        return stream
+        return Hijacked(response, hearer)
 
-    def _url(self, path: str, params: Mapping[str, Any] | None, *, relative: bool = False) -> URL:
-        assert self.docker is not None
-        top = "" if relative else f"{self.docker.docker_host}/{self.docker.api_version}/"
+    def _url(self, path: str, params: Mapping[str, Any] | None) -> URL:
         query = {name: _parameter(value) for name, value in (params or {}).items() if value is not None}
-        return URL(f"{top}{path}").with_query(query)
+        return URL(f"{self._top}/{path}").with_query(query)
 
     def lost(self, error: BaseException | str) -> SandboxLostError:
         """The engine stopped answering in the middle of a run."""
@@ -245,12 +248,72 @@ class Engine:
             await self._close()
 
     async def _close(self) -> None:
-        docker, tunnel = self.docker, self._tunnel
-        self.docker = self._info = self._tunnel = None
-        if docker is not None:
-            await docker.close()
+        session, tunnel = self._session, self._tunnel
+        self._session = self._info = self._tunnel = None
+        if session is not None:
+            await session.close()
         if tunnel is not None:
             await tunnel.close()
+
+
+class Hearer(Protocol):
+    """Who gets what comes out of a container: stream 1 is stdout, 2 stderr."""
+
+    def on_output(self, stream: int, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+
+class Hijacked:
+    """The standard streams of a container's process."""
+
+    def __init__(self, response: aiohttp.ClientResponse, hearer: Hearer) -> None:
+        connection = response.connection
+        if connection is None or connection.protocol is None or connection.transport is None:
+            response.close()
+            raise SandboxLostError("the docker engine closed the connection it should hand over")
+        self._response = response
+        self._transport = connection.transport
+        self._hearer: Hearer | None = hearer
+        self._buffer = bytearray()
+        connection.protocol.force_close()
+        connection.protocol.set_parser(self, self)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """End the connection, and with it the process's stdin. Nothing is heard any more."""
+        self._hearer = None
+        self._transport.abort()
+        self._response.close()
+
+    # What aiohttp asks of a parser and of its payload.
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= 8:
+            end = at + 8 + int.from_bytes(buffer[at + 4 : at + 8], "big")
+            if len(buffer) < end or self._hearer is None:
+                break
+            self._hearer.on_output(buffer[at], bytes(buffer[at + 8 : end]))
+            at = end
+        del buffer[:at]
+        return False, b""
+
+    def feed_eof(self) -> None:
+        hearer, self._hearer = self._hearer, None
+        if hearer is not None:
+            hearer.on_end()
+
+    def is_eof(self) -> bool:
+        return True
+
+    def set_exception(self, error: BaseException, cause: object = None) -> None:
+        self.feed_eof()
 
 
 def _refusal(status: int, text: str) -> EngineError:

@@ -21,8 +21,9 @@ from benchflow.sandboxes.local.cgroups import Cgroup, cgroup_host
 from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Upper
 from benchflow.sandboxes.local.leases import Lease, real_uid
 from benchflow.sandboxes.local.network import Network
-from benchflow.sandboxes.local.resident import JailResident, Start, finished
+from benchflow.sandboxes.local.resident import JailResident, Start
 from benchflow.sandboxes.local.userns import UserNamespace
+from benchflow.sandboxes.resident import finished
 
 TMPFS_STORAGE_MB = 1024
 """Up to this declared storage, writes stay in memory (when the host has room)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import time
 import uuid
@@ -22,7 +21,7 @@ from benchflow.contracts.sandbox import (
 )
 from benchflow.kernel.ownership import state_dir
 from benchflow.sandboxes.doors import SharedDoors
-from benchflow.sandboxes.live import workspace
+from benchflow.sandboxes.live import plain, workspace
 from benchflow.sandboxes.local import bwrap
 from benchflow.sandboxes.local.build import Builder
 from benchflow.sandboxes.local.cell import Cell
@@ -120,7 +119,7 @@ class LocalProvider:
         userns = user_namespace()
         network = await make_network(spec, local.rootfs, self._doors)
         cell = Cell(
-            name=f"{_plain(spec.name)}-{uuid.uuid4().hex[:8]}",
+            name=f"{plain(spec.name)}-{uuid.uuid4().hex[:8]}",
             spec=spec,
             image=local,
             store=self.store,
@@ -196,7 +195,3 @@ def _probe() -> None:
     )
     if done.returncode:
         raise no_namespaces(done.stderr.strip() or f"bubblewrap ended with {done.returncode}")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:80] or "sandbox"

@@ -25,7 +25,7 @@ from benchflow.sandboxes.local.cgroups import Cgroup
 from benchflow.sandboxes.local.leases import children, last_children
 from benchflow.sandboxes.local.nursery import Nursery, nursery
 from benchflow.sandboxes.local.userns import UserNamespace
-from benchflow.sandboxes.resident import Resident
+from benchflow.sandboxes.resident import Resident, finished
 
 _MESSAGE = 1 << 16
 _LARGEST_INLINE = 1 << 15
@@ -126,7 +126,7 @@ class JailResident(Resident):
             theirs.close()
             gate.close()
 
-    async def _send(self, data: bytes, fds: list[int]) -> None:
+    async def _send(self, ident: int, data: bytes, fds: list[int]) -> None:
         large = -1
         if len(data) > _LARGEST_INLINE:
             large = os.memfd_create("request", os.MFD_CLOEXEC)
@@ -253,19 +253,6 @@ def _ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(_GONE_TIMEOUT * 1000))
-
-
-async def finished(future: asyncio.Future[T]) -> T:
-    """Wait for work in a thread to its end, whatever happens; a cancellation is raised then."""
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return future.result()
 
 
 def _first_process(bwrap_pid: int) -> int:

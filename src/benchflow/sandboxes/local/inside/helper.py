@@ -57,8 +57,12 @@ class Helper:
         self.children = {}  # pid -> request id
         self.spare = None  # pid and socket of the next supervisor
         self.killed = set()  # supervisors that were told to end, and are not used again
+        self.own = set()  # pids of all supervisors
         self.handlers: dict = {CHANNEL: self.on_request}
         self.deadline = None
+
+    def say(self, kind, ident, a=0, b=0, text=b""):
+        send(kind, ident, a, b, text)
 
     def run(self):
         """Serve until the engine goes away or the lifetime ends."""
@@ -72,7 +76,7 @@ class Helper:
                 if handler is not None:
                     handler(fd, events)
             if self.deadline is not None and time.monotonic() >= self.deadline:
-                send(FATAL, 0, text=b"the sandbox reached the end of its lifetime")
+                self.say(FATAL, 0, text=b"the sandbox reached the end of its lifetime")
                 return
 
     def watch_children(self):
@@ -91,9 +95,10 @@ class Helper:
                 if pid == 0:
                     return
                 self.killed.discard(pid)
+                self.own.discard(pid)
                 ident = self.children.pop(pid, None)
                 if ident is not None:
-                    send(GONE, ident)
+                    self.say(GONE, ident)
                 if self.spare is not None and self.spare[0] == pid:
                     self.spare[1].close()
                     self.spare = None
@@ -104,6 +109,9 @@ class Helper:
         data, fds = receive(self.socket)
         if not data:
             posix._exit(0)  # the engine is gone
+        self.carry_out(data, fds)
+
+    def carry_out(self, data, fds):
         message = data
         if data == b"M":
             data = b"".join(iter(lambda: posix.read(fds[0], 1 << 20), b""))
@@ -115,12 +123,12 @@ class Helper:
             else:
                 getattr(self, f"do_{verb}")(ident, *rest)
         except Failure as error:
-            send(ERROR, ident, text=encode(str(error)))
+            self.say(ERROR, ident, text=encode(str(error)))
         except OSError as error:
             if first_is_dying():
-                send(FATAL, 0, text=b"its first process died")
+                self.say(FATAL, 0, text=b"its first process died")
                 posix._exit(1)
-            send(ERROR, ident, text=encode(f"{verb}: {error}"))
+            self.say(ERROR, ident, text=encode(f"{verb}: {error}"))
         finally:
             for fd in fds:
                 posix.close(fd)
@@ -153,7 +161,7 @@ class Helper:
         del self.handlers[inbox.fileno()]
         told = inbox.recv(1)
         if told:
-            send(GONE, self.children.pop(pid))
+            self.say(GONE, self.children.pop(pid))
         if told and self.spare is None and pid not in self.killed:
             self.spare = pid, inbox
         else:
@@ -174,6 +182,7 @@ class Helper:
         finally:
             _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (SIGTERM,))
         theirs.close()
+        self.own.add(pid)
         return pid, ours
 
     def set_up(self, plan):
@@ -182,7 +191,7 @@ class Helper:
         uid, gid, home = setup.prepare(plan)
         if plan["doors"]:
             door.Door(self.poll, self.handlers, plan["doors"])
-        send(READY, 0, uid, gid, encode(home))
+        self.say(READY, 0, uid, gid, encode(home))
 
     def do_kill_of(self, _ident, wanted):
         for pid, ident in self.children.items():
@@ -190,7 +199,7 @@ class Helper:
                 self.killed.add(pid)
                 signal(pid, SIGTERM)
                 return
-        send(GONE, wanted)
+        self.say(GONE, wanted)
 
     def do_killall(self, ident, user):
         uid = None if user is None else find_user(user)[0]

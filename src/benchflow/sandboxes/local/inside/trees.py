@@ -89,12 +89,13 @@ def uids_of(pid):
     return set()
 
 
-def targets(uid=None):
-    """Living processes of commands, of ``uid`` only unless it is None."""
+def targets(uid=None, spared=()):
+    """Living processes of commands, of ``uid`` only unless it is None. ``spared`` are the
+    helper's own where they have a visible parent."""
     return [
         pid
         for pid, (alive, parent) in processes().items()
-        if alive and parent != 0 and (uid is None or uid in uids_of(pid))
+        if alive and parent != 0 and pid not in spared and (uid is None or uid in uids_of(pid))
     ]
 
 

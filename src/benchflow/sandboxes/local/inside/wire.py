@@ -41,7 +41,8 @@ def divide_files(soft, hard):
 
 def limit_files():
     """Give this process a command's limit of descriptors, for good."""
-    _ctypes.call_function(_setrlimit, (RLIMIT_NOFILE, _for_commands))
+    if _for_commands:
+        _ctypes.call_function(_setrlimit, (RLIMIT_NOFILE, _for_commands))
 
 
 def pack_reply(kind, ident, a=0, b=0, text=b""):

@@ -1,0 +1,119 @@
+"""The helper's program on the engine's side: a volume that every container gets read-only.
+
+It is filled once per engine and version of the helper, through a container that is never
+started. An empty second volume, made last, says that the first one is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import platform
+import tarfile
+import time
+from pathlib import Path
+
+from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
+from benchflow.sandboxes import runtime
+from benchflow.sandboxes.docker.engine import Engine, EngineError
+
+PLACE = "/dev/.benchflow/helper"
+"""Where it is mounted: below /dev, so that no mount point is left in the image."""
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_PATIENCE = 60.0
+_LABELS = {"benchflow.kind": "helper"}
+
+
+def command() -> list[str]:
+    """What a container runs: the helper, by its own dynamic loader."""
+    loader, (_, option, library, python, *rest) = (
+        runtime.loader_path(),
+        runtime.argv("import container; container.main()"),
+    )
+    return [f"{PLACE}/lib/{loader.name}", option, f"{PLACE}/{library}", f"{PLACE}/{python}", *rest]
+
+
+class HelperVolume:
+    """Makes sure, once, that an engine has the helper."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._name = ""
+        self._making = asyncio.Lock()
+
+    async def name(self, image: str) -> str:
+        """The volume's name. ``image`` is any that the engine has. Raises ``PrerequisiteError``
+        for an engine on another kind of machine."""
+        async with self._making:
+            if not self._name:
+                machine = _MACHINES.get(platform.machine(), platform.machine())
+                if self._engine.info.machine != machine:
+                    raise PrerequisiteError(
+                        f"the docker engine runs on {self._engine.info.machine}, this program on {machine}",
+                        fix="use an engine on the same kind of machine, or run there",
+                    )
+                folder = await asyncio.to_thread(runtime.runtime_dir)
+                name = f"benchflow-helper-{folder.name}"
+                if not await self._complete(name):
+                    await self._fill(name, folder, image)
+                self._name = name
+        return self._name
+
+    async def _complete(self, name: str) -> bool:
+        try:
+            await self._engine.json("GET", f"volumes/{name}-complete")
+        except EngineError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def _fill(self, name: str, folder: Path, image: str) -> None:
+        """Whoever makes the container fills the volume; others wait. One that has been there
+        for long was left by a process that died."""
+        mount = {"Type": "volume", "Source": name, "Target": "/helper", "VolumeOptions": {"NoCopy": True}}
+        body = {"Image": image, "Cmd": ["-"], "Labels": _LABELS, "HostConfig": {"Mounts": [mount]}}
+        data = await asyncio.to_thread(_packed, folder)
+        deadline = time.monotonic() + _PATIENCE
+        while not await self._complete(name):
+            try:
+                made = await self._engine.json(
+                    "POST", "containers/create", params={"name": f"{name}-filler"}, body=body
+                )
+            except EngineError as error:
+                if error.status != 409:
+                    raise SandboxStartError(f"cannot give the engine its helper: {error.message}") from error
+                await asyncio.sleep(0.2)
+                if time.monotonic() > deadline:
+                    await self._remove(f"{name}-filler")
+                continue
+            try:
+                path = f"containers/{made['Id']}/archive"
+                async with self._engine.open("PUT", path, params={"path": "/helper"}, data=data):
+                    pass
+                done = {"Name": f"{name}-complete", "Labels": _LABELS}
+                await self._engine.json("POST", "volumes/create", body=done)
+            finally:
+                await asyncio.shield(self._remove(made["Id"]))
+
+    async def _remove(self, container: str) -> None:
+        try:
+            await self._engine.json("DELETE", f"containers/{container}", params={"force": True})
+        except EngineError as error:
+            if error.status not in (404, 409):
+                raise
+
+
+def _packed(folder: Path) -> bytes:
+    """The runtime as a tar of root's that nobody else can look into."""
+
+    def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        info.mode = 0o700
+        return info
+
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        tar.add(folder, ".", filter=owned)
+    return stream.getvalue()

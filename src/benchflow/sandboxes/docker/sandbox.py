@@ -1,0 +1,77 @@
+"""A live container: the contract's ``Sandbox`` on top of a helper that is its first process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from benchflow.contracts.sandbox import SandboxCapabilities, SandboxImage, SandboxSpec
+from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.labels import KIND
+from benchflow.sandboxes.docker.resident import ContainerResident
+from benchflow.sandboxes.live import LiveSandbox
+
+SNAPSHOTS = "benchflow/snapshot"
+
+
+class DockerSandbox(LiveSandbox):
+    """Made by ``DockerProvider.create``. ``container`` is the engine's id for it."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        image: SandboxImage,
+        capabilities: SandboxCapabilities,
+        resident: ContainerResident,
+        *,
+        engine: Engine,
+        container: str,
+        workdir: str,
+        env: Mapping[str, str],
+        enforced: Mapping[str, object],
+        threads: Executor,
+        remove: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(
+            spec, image, capabilities, resident, workdir=workdir, env=env, enforced=enforced, threads=threads
+        )
+        self.container = container
+        self._engine = engine
+        self._remove_all = remove
+
+    async def _stand_still(self) -> None:
+        self.resident.check()
+        await self._engine.json("POST", f"containers/{self.container}/pause")
+
+    async def _go_on(self) -> None:
+        self.resident.check()
+        await self._engine.json("POST", f"containers/{self.container}/unpause")
+
+    async def snapshot(self) -> SandboxImage:
+        """The file system as an image of the engine, with the container's labels. Nothing
+        inside runs while it is taken."""
+        async with self._lifecycle, self._closed_gate():
+            self.resident.check()
+            params = {"container": self.container, "pause": not self._paused}
+            made = await self._engine.json(
+                "POST", "commit", params=params, body={"Labels": {KIND: "snapshot"}}
+            )
+            digest, tag = made["Id"], made["Id"].removeprefix("sha256:")[:32]
+            await self._engine.json("POST", f"images/{digest}/tag", params={"repo": SNAPSHOTS, "tag": tag})
+        return replace(self.image, ref=f"{SNAPSHOTS}:{tag}", digest=digest, workdir=self.workdir)
+
+    async def _remove(self) -> None:
+        await self._remove_all()
+
+
+async def remove(engine: Engine, path: str) -> bool:
+    """Remove a container (killed first, with its anonymous volumes) or an image by its path;
+    False when it was gone, is going, or an image is in use."""
+    try:
+        await engine.json("DELETE", path, params={"force": path.startswith("containers/"), "v": True})
+    except EngineError as error:
+        if error.status in (404, 409):
+            return False
+        raise
+    return True
