@@ -105,6 +105,11 @@ class EvaluationConfig(BaseModel):
     local_base: str | None = option(
         None, "`host` lends this machine's own /usr to the local sandbox as its base."
     )
+    base_image_override: tuple[str, ...] = option(
+        tuple,
+        "Image to build tasks on instead of their own, or NAME=IMAGE for one they name; repeatable.",
+        metavar="IMAGE",
+    )
     sandbox_user: str | None = option("agent", "User of the agent inside; `root` for root.")
     sandbox_setup_timeout: float = option(120.0, "Seconds to set a sandbox up.", gt=0)
     agent_env: dict[str, str] = option(
@@ -162,7 +167,7 @@ class EvaluationConfig(BaseModel):
         aliases=("json_output", "json"),
     )
 
-    @field_validator("tasks", "prompt", "include", "exclude", "fail_on", mode="before")
+    @field_validator("tasks", "prompt", "include", "exclude", "fail_on", "base_image_override", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return (str(value),) if isinstance(value, (str, Path)) else value
@@ -195,6 +200,15 @@ class EvaluationConfig(BaseModel):
         if not _USER_NAME.fullmatch(value):
             raise ValueError("a user name is letters, digits, `_`, `-` and `.`, at most 32 of them")
         return value
+
+    @field_validator("base_image_override")
+    @classmethod
+    def _images(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            name, equals, image = value.rpartition("=")
+            if not image or (equals and not name) or any(char.isspace() for char in value):
+                raise ValueError("write IMAGE, or NAME=IMAGE for an image that tasks name")
+        return values
 
     @field_validator("job_name")
     @classmethod

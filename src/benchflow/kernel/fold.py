@@ -233,6 +233,7 @@ def config_record(
         "scenes": scenes_record(config),
         "sandbox": config.sandbox_name,
         "local_base": config.local_base or task.local_base,
+        "base_image_override": list(config.base_image_override),
         "environment_manifest": None,
         "skill_mode": "no-skill",
         "sandbox_user": agent_user(task, config),

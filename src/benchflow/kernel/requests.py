@@ -10,8 +10,9 @@ from benchflow.contracts.task import Task
 DEFAULT_WORKSPACE = "/app"
 
 
-def image_source(task: Task, local_base: str | None) -> ImageSource:
-    """What decides the task's image. ``local_base`` is what the user said about it, if anything."""
+def image_source(task: Task, local_base: str | None, base_override: tuple[str, ...] = ()) -> ImageSource:
+    """What decides the task's image. ``local_base`` and ``base_override`` are what the user
+    said about it, if anything."""
     return ImageSource(
         name=task.name,
         context=task.environment_dir,
@@ -19,6 +20,7 @@ def image_source(task: Task, local_base: str | None) -> ImageSource:
         docker_image=task.docker_image,
         local_base=local_base or task.local_base,
         build_timeout=task.build_timeout_sec,
+        base_override=base_override,
     )
 
 
