@@ -32,28 +32,51 @@ Dial = Callable[[], Awaitable[socket.socket]]
 Serve = Callable[[socket.socket], Awaitable[None]]
 
 
-async def join(one: socket.socket, other: socket.socket) -> None:
-    """Copy both ways until both directions have ended; holds a chunk of each at most."""
-    copying = [asyncio.ensure_future(_copy(*pair)) for pair in ((one, other), (other, one))]
+async def join(client: socket.socket, server: socket.socket) -> None:
+    """Copy both ways until both directions have ended; holds a chunk of each at most. A server
+    may answer and leave before it has heard everything, and the client still gets the answer; a
+    client that breaks off ends it all."""
+    copying = [asyncio.ensure_future(way) for way in (_ask(client, server), _answer(server, client))]
     try:
         await asyncio.gather(*copying)
     finally:
         for task in copying:
             task.cancel()
         await asyncio.wait(copying)  # a closed descriptor must not be waited on
-        one.close()
-        other.close()
+        client.close()
+        server.close()
 
 
-async def _copy(source: socket.socket, sink: socket.socket) -> None:
+async def _ask(client: socket.socket, server: socket.socket) -> None:
+    loop, heard = asyncio.get_running_loop(), True
+    while data := await loop.sock_recv(client, CHUNK):
+        if heard:
+            try:
+                await loop.sock_sendall(server, data)
+            except ConnectionError:
+                heard = False
+    finish(server)
+
+
+async def _answer(server: socket.socket, client: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(source, CHUNK):
-        try:
-            await loop.sock_sendall(sink, data)
-        except ConnectionError:
-            return  # it reads no more, but may still be answering
+    while data := await receive(server):
+        await loop.sock_sendall(client, data)
+    finish(client)
+
+
+async def receive(server: socket.socket, size: int = CHUNK) -> bytes:
+    """What a server says; nothing when it has ended in whatever way."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(server, size)
+    except ConnectionError:
+        return b""
+
+
+def finish(end: socket.socket) -> None:
+    """Say no more."""
     with suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+        end.shutdown(socket.SHUT_WR)
 
 
 async def connect(address: str | tuple[str, int]) -> socket.socket:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
 from benchflow.contracts.sandbox import Process
-from benchflow.sandboxes.doors import CHUNK, MOST, connect
+from benchflow.sandboxes.doors import CHUNK, MOST, connect, finish, receive
 
 WINDOW = 1 << 18
 _HEAD = struct.Struct(">cII")
@@ -185,12 +185,11 @@ class InsideDoors:
 
     async def _inward(self, number: int, channel: Channel, upstream: socket.socket) -> None:
         """From the gateway into the sandbox."""
-        loop = asyncio.get_running_loop()
         while True:
             while channel.credit <= 0:
                 channel.more_credit.clear()
                 await channel.more_credit.wait()
-            data = await loop.sock_recv(upstream, min(channel.credit, CHUNK))
+            data = await receive(upstream, min(channel.credit, CHUNK))
             if not data:
                 break
             channel.credit -= len(data)
@@ -203,15 +202,14 @@ class InsideDoors:
         """From the sandbox to the gateway."""
         loop, taken = asyncio.get_running_loop(), 0
         while (data := await channel.inbox.get()) is not None:
-            with suppress(BrokenPipeError):  # it may be answering before it has heard everything
+            with suppress(ConnectionError):  # it may be answering before it has heard everything
                 await loop.sock_sendall(upstream, data)
             channel.held -= len(data)
             taken += len(data)
             if taken >= WINDOW // 2:
                 self._send(b"W", number, taken)
                 taken = 0
-        with suppress(OSError):
-            upstream.shutdown(socket.SHUT_WR)
+        finish(upstream)
 
     def _send(self, kind: bytes, number: int, value: int = 0, data: bytes = b"") -> None:
         if self._process is not None:

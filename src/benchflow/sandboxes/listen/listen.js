@@ -41,7 +41,11 @@ function joined(client, target) {
   client.pipe(far);
   far.pipe(client);
   client.on("error", () => far.destroy());
-  far.on("error", () => client.end());
+  far.on("error", () => {});
+  far.on("close", () => {
+    client.end(); // and let it say the rest to nobody: it still has the answer to read
+    client.resume();
+  });
 }
 
 function take() {

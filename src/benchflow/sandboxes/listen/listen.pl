@@ -48,10 +48,9 @@ sub flush_end {
         my $size = syswrite($end->{socket}, $end->{out});
         if (!defined $size) {
             return if $!{EAGAIN} || $!{EINTR};
-            return drop($end, 1) if $end->{number};
-            $end->{ended} = 1;    # it reads no more, but a server may still be answering
-            $end->{out} = '';
-            return;
+            drop($end, 1) unless $end->{server};
+            $end->{ended} = 1;
+            last;
         }
         substr($end->{out}, 0, $size, '');
         next unless $end->{number};
@@ -61,6 +60,7 @@ sub flush_end {
             $end->{taken} = 0;
         }
     }
+    $end->{out} = '' if $end->{ended};    # it reads no more, but a server may be answering
     if ($end->{ending} && !$end->{ended}) {
         $end->{ended} = 1;
         shutdown($end->{socket}, 1);
@@ -73,8 +73,11 @@ sub read_end {
     return unless $room;
     my $size = sysread($end->{socket}, my $data, $room);
     if (!defined $size) {
-        drop($end, 1) unless $!{EAGAIN} || $!{EINTR};
-    } elsif (my $other = $end->{other}) {
+        return if $!{EAGAIN} || $!{EINTR};
+        return drop($end, 1) unless $end->{server};
+        $size = 0;
+    }
+    if (my $other = $end->{other}) {
         $size ? ($other->{out} .= $data) : ($other->{ending} = 1);
         $end->{reading} = 0 unless $size;
         flush_end($other);
@@ -109,7 +112,7 @@ sub accept_one {
     }
     return unless $done;
     my ($one, $other) = (new_end($client), new_end($far));
-    ($one->{other}, $other->{other}) = ($other, $one);
+    ($one->{other}, $other->{other}, $other->{server}) = ($other, $one, 1);
 }
 
 sub take_frames {

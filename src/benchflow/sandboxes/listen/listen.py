@@ -61,10 +61,12 @@ class Remote:
 
 
 class End:
-    """One socket of a connection; what it reads goes to ``other``."""
+    """One socket of a connection; what it reads goes to ``other``. A server may leave before it
+    has heard everything, and its answer still arrives; a client that breaks off ends it all."""
 
-    def __init__(self, sock):
+    def __init__(self, sock, server=False):
         sock.setblocking(False)
+        self.server = server
         self.sock, self.fd, self.events = sock, sock.fileno(), 0
         self.out = bytearray()
         self.reading, self.ending, self.ended, self.gone = True, False, False, False
@@ -78,8 +80,9 @@ class End:
         changed.add(self)
 
     def feed(self, data):
-        self.out += data
-        self.flush()
+        if not self.ended:
+            self.out += data
+            self.flush()
 
     def finish(self):
         self.ending = True
@@ -97,11 +100,11 @@ class End:
                 self.sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
-        except OSError:  # it reads no more, but a server may still be answering
+        except OSError:
+            if not self.server:
+                self.drop(True)
             self.ended = True
             self.out.clear()
-            if self.other.gone:
-                self.drop(True)
 
     def on(self, events):
         changed.add(self)
@@ -114,8 +117,10 @@ class End:
             except BlockingIOError:
                 return
             except OSError:
-                self.drop(True)
-                return
+                if not self.server:
+                    self.drop(True)
+                    return
+                data = b""
             if data:
                 self.other.feed(data)
             else:
@@ -169,7 +174,7 @@ def accept(fd):
     except OSError:
         client.close()
         return
-    near, other = End(client), End(far)
+    near, other = End(client), End(far, server=True)
     near.other, other.other = other, near
 
 

@@ -5,7 +5,8 @@ import select
 
 CHUNK = 1 << 16
 HIGH_WATER = 1 << 20
-IN, OUT, HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+MOST = 256
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class Door:
@@ -31,6 +32,9 @@ class Door:
             accepted, _ = listener._accept()
         except OSError:
             return
+        if Joint.count >= MOST:  # each is a descriptor of the engine too
+            _socket.socket(fileno=accepted).close()
+            return
         inner = _socket.socket(fileno=accepted)
         inner.setblocking(False)
         inner.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
@@ -48,43 +52,48 @@ class Door:
 class End:
     """One side of a joint: what waits to be written to it and what it still listens for."""
 
-    def __init__(self, socket):
+    def __init__(self, socket, server):
         self.socket = socket
         self.fd = socket.fileno()
+        self.server = server
         self.pending = bytearray()
         self.reading = True
-        self.finishing = False  # shut down writing once ``pending`` is out
-        self.events = IN
+        self.ending = False  # shut down writing once ``pending`` is out
+        self.ended = False
+        self.events = 0
 
 
 class Joint:
-    """Two sockets copying to each other, with half-close and bounded buffers."""
+    """Two sockets copying to each other, with half-close and bounded buffers. A server may leave
+    before it has heard everything, and its answer still arrives; a client that breaks off ends
+    it all."""
 
-    def __init__(self, poll, handlers, inner, outer):
+    count = 0
+
+    def __init__(self, poll, handlers, client, server):
+        Joint.count += 1
         self.poll = poll
         self.handlers = handlers
-        first, second = End(inner), End(outer)
+        first, second = End(client, False), End(server, True)
         self.other = {first.fd: second, second.fd: first}
         self.ends = {first.fd: first, second.fd: second}
         for end in (first, second):
             handlers[end.fd] = self.on_event
-            poll.register(end.fd, IN)
+            self.listen(end)
 
     def on_event(self, fd, events):
         if fd not in self.ends:
             return
+        end = self.ends[fd]
         try:
             if events & OUT:
-                self.flush(self.ends[fd])
-            if events & (IN | HANGUP) and self.ends[fd].reading:
-                self.copy(self.ends[fd], self.other[fd])
-            elif events & HANGUP:
-                self.close()
-                return
-        except OSError:
+                self.flush(end)
+            if events & ~OUT and end.reading:
+                self.copy(end, self.other[fd])
+        except OSError:  # the client broke off
             self.close()
             return
-        if not any(end.reading or end.pending for end in self.ends.values()):
+        if not any(end.reading or not end.ended for end in self.ends.values()):
             self.close()
             return
         for end in self.ends.values():
@@ -95,34 +104,50 @@ class Joint:
             data = source.socket.recv(CHUNK)
         except BlockingIOError:
             return
-        if data:
-            sink.pending += data
-        else:
+        except OSError:
+            if not source.server:
+                raise
+            data = b""
+        if not data:
             source.reading = False
-            sink.finishing = True
+            sink.ending = True
+        elif not sink.ended:
+            sink.pending += data
         self.flush(sink)
 
     def flush(self, end):
-        while end.pending:
-            try:
-                sent = end.socket.send(end.pending)
-            except BlockingIOError:
-                return
-            del end.pending[:sent]
-        if end.finishing:
-            end.finishing = False
-            end.socket.shutdown(_socket.SHUT_WR)
+        try:
+            while end.pending:
+                del end.pending[: end.socket.send(end.pending)]
+            if end.ending and not end.ended:
+                end.ended = True
+                end.socket.shutdown(_socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        except OSError:
+            if not end.server:
+                raise
+            end.ended = True
+            end.pending.clear()
 
     def listen(self, end):
         full = len(self.other[end.fd].pending) > HIGH_WATER
         events = (IN if end.reading and not full else 0) | (OUT if end.pending else 0)
-        if events != end.events:
+        if events == end.events:
+            return
+        if not events:
+            self.poll.unregister(end.fd)  # or a hang-up would be reported for ever
+        elif end.events:
             self.poll.modify(end.fd, events)
-            end.events = events
+        else:
+            self.poll.register(end.fd, events)
+        end.events = events
 
     def close(self):
+        Joint.count -= 1
         for end in self.ends.values():
             self.handlers.pop(end.fd, None)
-            self.poll.unregister(end.fd)
+            if end.events:
+                self.poll.unregister(end.fd)
             end.socket.close()
         self.ends = {}
