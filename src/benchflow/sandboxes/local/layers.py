@@ -27,6 +27,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from benchflow.contracts.errors import SandboxStartError, UsageError
 from benchflow.contracts.sandbox import SandboxImage
 from benchflow.kernel.ownership import Owner, state_dir
@@ -40,6 +42,7 @@ _MOUNT_OPTIONS = 3000
 """Characters of layer paths; all of them must fit into one page of mount options."""
 _ORPHAN_AGE = 3600.0
 """Seconds after which an upper without an owner record was surely cut off at birth."""
+_IMAGE_VERSION = 2
 BUILT = "b-"
 """Layers whose name starts so were built from a Dockerfile instruction."""
 _SHM = Path("/dev/shm")
@@ -259,11 +262,11 @@ class LayerStore:
     def save_image(self, image: LocalImage) -> LocalImage:
         """Write the manifest and return the image with its digest, which covers everything
         but the owner. A parent's digest given in ``image`` is ignored."""
-        body = _image_record(image)
+        body = _IMAGE.dump_python(replace(image, digest="", owner=None), mode="json")
         digest = "sha256:" + hashlib.sha256(dumps(body)).hexdigest()
         image = replace(image, digest=digest)
-        owner = image.owner.record() if image.owner else None
-        write_json(self._manifest(digest), {"schema_version": 1, **body, "owner": owner}, sync=False)
+        record = {"schema_version": _IMAGE_VERSION, **_IMAGE.dump_python(image, mode="json")}
+        write_json(self._manifest(digest), record, sync=False)
         self._loaded[digest] = image
         return image
 
@@ -386,35 +389,13 @@ def store_root() -> Path:
     return state_dir() / "local"
 
 
-def _image_record(image: LocalImage) -> dict[str, Any]:
-    return {
-        "base": image.base,
-        "kind": image.rootfs.kind,
-        "lowers": [str(lower) for lower in image.rootfs.lowers],
-        "base_depth": image.base_depth,
-        "binds": [[str(source), target] for source, target in image.rootfs.binds.ro],
-        "env": dict(image.env),
-        "workdir": image.workdir,
-        "user": image.user,
-        "notes": list(image.notes),
-    }
+_IMAGE = TypeAdapter(LocalImage)
 
 
 def _parse_image(ref: str, record: dict[str, Any]) -> LocalImage:
-    if record["schema_version"] != 1:
+    if record["schema_version"] != _IMAGE_VERSION:
         raise ValueError(f"image record version {record['schema_version']!r}")
-    binds = Binds(tuple((Path(source), target) for source, target in record["binds"]))
-    return LocalImage(
-        digest=ref,
-        base=record["base"],
-        rootfs=Rootfs(record["kind"], tuple(Path(lower) for lower in record["lowers"]), binds),
-        base_depth=record["base_depth"],
-        env=record["env"],
-        workdir=record["workdir"],
-        user=record["user"],
-        notes=tuple(record["notes"]),
-        owner=Owner.parse(record["owner"]) if record["owner"] else None,
-    )
+    return _IMAGE.validate_python({**record, "digest": ref})
 
 
 def _owner_path(layer: Path) -> Path:

@@ -14,6 +14,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchflow.sandboxes.local.trees import copy
+
 _SPACES = ("user.overlay.", "trusted.overlay.")
 _MAX_LINKS = 40
 
@@ -81,22 +83,9 @@ def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+        if error.errno not in (errno.EXDEV, errno.EMLINK):
             raise
-        _copy(source, target, os.lstat(source))
-
-
-def _copy(source: str, target: str, status: os.stat_result) -> None:
-    if is_whiteout(source, status):
-        make_whiteout(target)
-    elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-        shutil.copy2(source, target, follow_symlinks=False)
-        os.chown(target, status.st_uid, status.st_gid, follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode):
-            os.chmod(target, stat.S_IMODE(status.st_mode))  # chown drops set-id bits
-    elif stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
-        os.mknod(target, status.st_mode)
-        os.chown(target, status.st_uid, status.st_gid)
+        copy(source, target)
 
 
 def _copy_metadata(source: str, target: str) -> None:

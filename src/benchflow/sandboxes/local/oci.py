@@ -17,8 +17,9 @@ import platform
 import re
 import stat
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +27,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from benchflow.contracts.errors import UsageError
+from benchflow.sandboxes.local.merge import View
 from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
 from benchflow.sandboxes.local.trees import copy_tree
 
@@ -51,10 +53,11 @@ class ImageConfig:
 
 
 def read_image(source: Path, top: Path, name: str, note: Note) -> ImageConfig:
-    """Fill ``top`` from ``source``. ``name`` chooses among several images of one archive."""
+    """Fill ``top`` from ``source``. ``name`` chooses among several images of one archive, whose
+    parts are unpacked beside ``top`` first."""
     if source.is_dir():
         if (source / "oci-layout").is_file() and (source / "index.json").is_file():
-            return _read_oci(_Folder(source), top, name, note)
+            return _read_oci(View([source]), top, name, note)
         if not any((source / part).is_dir() for part in ("usr", "bin", "etc")):
             raise UsageError(
                 f"{source} is neither an OCI layout nor a root file system",
@@ -62,11 +65,13 @@ def read_image(source: Path, top: Path, name: str, note: Note) -> ImageConfig:
             )
         copy_tree(source, top)
         return ImageConfig(_tree_digest(top))
-    with _Archive(source) as archive:
-        if archive.has("manifest.json"):
-            return _read_docker(archive, top, name, note)
-        if archive.has("index.json"):
-            return _read_oci(archive, top, name, note)
+    names = _names(source)
+    if names & {"manifest.json", "index.json"}:
+        read = _read_docker if "manifest.json" in names else _read_oci
+        with tempfile.TemporaryDirectory(dir=top.parent) as scratch:
+            with uncompressed(source.open("rb")) as stream:
+                unpack_rootfs(stream, Path(scratch))
+            return read(View([Path(scratch)]), top, name, note)
     with uncompressed(source.open("rb")) as stream:
         unpack_rootfs(stream, top, note=note)
     if not any((top / part).exists() for part in ("usr", "bin", "etc")):
@@ -74,55 +79,20 @@ def read_image(source: Path, top: Path, name: str, note: Note) -> ImageConfig:
     return ImageConfig(_tree_digest(top))
 
 
-class _Folder:
-    """Blobs of an OCI layout directory."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def open(self, name: str) -> BinaryIO:
-        return (self._root / name).open("rb")
-
-
-class _Archive(AbstractContextManager["_Archive"]):
-    """Blobs inside a tar archive."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._tar = tarfile.open(path, "r:*")  # noqa: SIM115
-        except (tarfile.TarError, EOFError) as error:
-            raise UsageError(
-                f"{path} is not a tar archive",
-                fix="give a directory, a tar, an OCI layout or `docker save` output",
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._tar.close()
-
-    def has(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def open(self, name: str) -> BinaryIO:
-        member = self._find(name)
-        stream = self._tar.extractfile(member) if member is not None else None
-        if stream is None:
-            raise UsageError(f"the archive lacks its own part {name!r}")
-        return cast(BinaryIO, stream)
-
-    def _find(self, name: str) -> tarfile.TarInfo | None:
-        for spelling in (name, f"./{name}"):
-            try:
-                return self._tar.getmember(spelling)
-            except KeyError:
-                continue
-        return None
+def _names(archive: Path) -> set[str]:
+    """What lies at an archive's top or below it."""
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            return {name.removeprefix("./") for name in tar.getnames()}
+    except (tarfile.TarError, EOFError) as error:
+        raise UsageError(
+            f"{archive} is not a tar archive",
+            fix="give a directory, a tar, an OCI layout or `docker save` output",
+        ) from error
 
 
-Blobs = _Folder | _Archive
-
-
-def _read_docker(archive: _Archive, top: Path, name: str, note: Note) -> ImageConfig:
-    images = _document(archive, "manifest.json")
+def _read_docker(parts: View, top: Path, name: str, note: Note) -> ImageConfig:
+    images = _document(_part(parts, "manifest.json"))
     tags = {tag: image for image in images for tag in image.get("RepoTags") or ()}
     image = tags.get(name) or (images[0] if len(images) == 1 else None)
     if image is None:
@@ -130,32 +100,30 @@ def _read_docker(archive: _Archive, top: Path, name: str, note: Note) -> ImageCo
             f"the archive holds several images: {', '.join(sorted(tags))}",
             fix="import under one of these names",
         )
-    with closing(archive.open(image["Config"])) as stream:
-        raw = stream.read(_MAX_DOCUMENT)
-    config = orjson.loads(raw)
-    _check_architecture(config)
-    for layer in image["Layers"]:
-        with uncompressed(archive.open(layer)) as stream:
+    config = _part(parts, image["Config"])
+    return _fill(top, config, _sha256(config), [_part(parts, layer) for layer in image["Layers"]], note)
+
+
+def _read_oci(parts: View, top: Path, name: str, note: Note) -> ImageConfig:
+    manifest = _choose(parts, _document(_part(parts, "index.json")), name)
+    digest = manifest["config"]["digest"]
+    layers = (_blob(parts, layer["digest"]) for layer in manifest["layers"])
+    return _fill(top, _blob(parts, digest), digest, layers, note)
+
+
+def _fill(top: Path, config: Path, digest: str, layers: Iterable[Path], note: Note) -> ImageConfig:
+    document = _document(config)
+    if document.get("architecture", _architecture()) != _architecture():
+        raise UsageError(f"the image is for {document['architecture']}, this machine is {_architecture()}")
+    for layer in layers:
+        with uncompressed(layer.open("rb")) as stream:
             unpack_rootfs(stream, top, whiteouts=True, note=note)
-    return _config("sha256:" + hashlib.sha256(raw).hexdigest(), config)
+    settings = document.get("config") or {}
+    env = dict(item.split("=", 1) for item in settings.get("Env") or () if "=" in item)
+    return ImageConfig(digest, env, settings.get("WorkingDir") or None, settings.get("User") or None)
 
 
-def _read_oci(blobs: Blobs, top: Path, name: str, note: Note) -> ImageConfig:
-    index = _document(blobs, "index.json")
-    manifest = _choose(blobs, index, name)
-    config_digest = manifest["config"]["digest"]
-    config = orjson.loads(_checked_blob(blobs, config_digest))
-    _check_architecture(config)
-    for layer in manifest["layers"]:
-        checked = _Hashed(blobs.open(_blob_path(layer["digest"])))
-        with uncompressed(cast(BinaryIO, checked)) as stream:
-            unpack_rootfs(stream, top, whiteouts=True, note=note)
-            checked.drain()
-        checked.verify(layer["digest"])
-    return _config(config_digest, config)
-
-
-def _choose(blobs: Blobs, index: dict[str, Any], name: str) -> dict[str, Any]:
+def _choose(parts: View, index: dict[str, Any], name: str) -> dict[str, Any]:
     """The manifest for this machine, descending through indexes of platforms."""
     found = [item for item in index["manifests"] if _fits(item.get("platform"))]
     if len(found) > 1:
@@ -164,8 +132,8 @@ def _choose(blobs: Blobs, index: dict[str, Any], name: str) -> dict[str, Any]:
         found = [item for item in found if item.get("annotations", {}).get(label) in (name, tag)]
     if len(found) != 1:
         raise UsageError(f"the OCI layout holds {len(found)} images that could be {name!r} on this machine")
-    document = orjson.loads(_checked_blob(blobs, found[0]["digest"]))
-    return _choose(blobs, document, name) if "manifests" in document else document
+    document = _document(_blob(parts, found[0]["digest"]))
+    return _choose(parts, document, name) if "manifests" in document else document
 
 
 def _fits(platform_: dict[str, str] | None) -> bool:
@@ -178,64 +146,31 @@ def _architecture() -> str:
     return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
-def _check_architecture(config: dict[str, Any]) -> None:
-    if config.get("architecture", _architecture()) != _architecture():
-        raise UsageError(f"the image is for {config['architecture']}, this machine is {_architecture()}")
-
-
-def _config(digest: str, document: dict[str, Any]) -> ImageConfig:
-    settings = document.get("config") or {}
-    env = dict(item.split("=", 1) for item in settings.get("Env") or () if "=" in item)
-    return ImageConfig(digest, env, settings.get("WorkingDir") or None, settings.get("User") or None)
-
-
-def _document(blobs: Blobs, name: str) -> Any:
-    with closing(blobs.open(name)) as stream:
+def _document(path: Path) -> Any:
+    with path.open("rb") as stream:
         return orjson.loads(stream.read(_MAX_DOCUMENT))
 
 
-def _blob_path(digest: str) -> str:
+def _part(parts: View, name: str) -> Path:
+    """The file of that name, links followed among the parts only."""
+    place = parts.find(parts.resolve(name))
+    if place is None or not place.is_file() or place.is_symlink():
+        raise UsageError(f"the archive lacks its own part {name!r}")
+    return place
+
+
+def _blob(parts: View, digest: str) -> Path:
     if not _DIGEST.fullmatch(digest):
         raise UsageError(f"the image names a blob by {digest[:80]!r}, not by sha256")
-    return "blobs/" + digest.replace(":", "/")
-
-
-def _checked_blob(blobs: Blobs, digest: str) -> bytes:
-    with closing(blobs.open(_blob_path(digest))) as stream:
-        data = stream.read(_MAX_DOCUMENT)
-    if "sha256:" + hashlib.sha256(data).hexdigest() != digest:
+    path = _part(parts, "/blobs/" + digest.replace(":", "/"))
+    if _sha256(path) != digest:
         raise UsageError(f"the blob {digest[:19]} does not match its hash", fix="save the image again")
-    return data
+    return path
 
 
-class _Hashed(io.RawIOBase):
-    """Passes bytes through and remembers their hash."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._hash.update(data)
-        return len(data)
-
-    def drain(self) -> None:
-        """Read what a reader of the archive did not need, so that the hash covers it."""
-        while data := self._stream.read(1 << 20):
-            self._hash.update(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def verify(self, digest: str) -> None:
-        if "sha256:" + self._hash.hexdigest() != digest:
-            raise UsageError(f"the layer {digest[:19]} does not match its hash", fix="save the image again")
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

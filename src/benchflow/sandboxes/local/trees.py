@@ -15,10 +15,15 @@ _LONGEST = 1024
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy the contents of a directory with owners, modes, links, attributes and whiteouts,
-    sharing blocks where the file system can. ``target`` exists. Raises ``HostPressureError``
-    for a full disk, else ``SandboxStartError``."""
-    argv = ["cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target)]
+    """Copy the contents of a directory to ``target``, which exists; else as ``copy``."""
+    copy(f"{source}/.", target)
+
+
+def copy(source: str | Path, target: str | Path) -> None:
+    """Copy a file or a tree with owners, modes, links, attributes and whiteouts, sharing blocks
+    where the file system can. Raises ``HostPressureError`` for a full disk, else
+    ``SandboxStartError``."""
+    argv = ["cp", "-a", "--reflink=auto", "--", str(source), str(target)]
     done = subprocess.run(argv, capture_output=True, env={**os.environ, "LC_ALL": "C"}, check=False)
     if done.returncode:
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["cp failed"]
