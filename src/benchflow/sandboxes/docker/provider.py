@@ -54,6 +54,7 @@ class DockerProvider:
         self.engine = Engine(host)
         self.images = Images(self.engine)
         self._helper = HelperVolume(self.engine)
+        self._info: dict[str, Any] = {}
         self._limits = EngineLimits({})
         self._on_this_host = False
         self._asked = False
@@ -79,9 +80,20 @@ class DockerProvider:
                     f"the docker engine at {self.engine.host} runs {info['OSType']} containers",
                     fix="switch it to Linux containers",
                 )
-            self._limits = EngineLimits(info)
+            self._info, self._limits = info, EngineLimits(info)
             self._on_this_host = same_host(self.engine.host, info)
             self._asked = True
+
+    async def facts(self) -> dict[str, str]:
+        said = self._info
+        facts = {
+            "engine": self.engine.info.version,
+            "api": self.engine.info.api,
+            "address": self.engine.host,
+            "storage_driver": str(said.get("Driver", "unknown")),
+            "machine": str(said.get("Architecture", "unknown")),
+        }
+        return facts | ({"data_root": str(said["DockerRootDir"])} if self._on_this_host else {})
 
     # -- images ------------------------------------------------------------------------
 
