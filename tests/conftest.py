@@ -5,15 +5,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+REQUIRE = "BENCHFLOW_TEST_REQUIRE"
+"""Set where nothing may be skipped for want of an engine or an agent."""
+
 # A property holds or not; how long an example takes says only how busy the machine is.
 settings.register_profile("benchflow", deadline=None)
 settings.load_profile("benchflow")
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[object, str], None]:
+    """``require(what, why)`` skips the test when ``what`` is false, or fails it where nothing
+    may be skipped."""
+
+    def require(what: object, why: str) -> None:
+        if not what:
+            (pytest.fail if os.environ.get(REQUIRE) else pytest.skip)(why)
+
+    return require
 
 
 @pytest.fixture(scope="session", autouse=True)

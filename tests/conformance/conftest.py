@@ -28,7 +28,7 @@ from benchflow.contracts.sandbox import (
 from benchflow.kernel.ownership import state_dir
 from benchflow.kernel.registry import resolve
 
-PROVIDERS = ("local",)
+PROVIDERS = ("local", "docker")
 
 Create = Callable[..., Awaitable[Sandbox]]
 
@@ -51,7 +51,19 @@ def _local_remains() -> set[str]:
 LABEL = f"conformance-{os.getpid()}-"
 """Name of this test worker's sandboxes: control groups are shared by all workers of the host."""
 
-REMAINS: dict[str, Callable[[], set[str]]] = {"local": _local_remains}
+def _docker_remains() -> set[str]:
+    """Containers and snapshots of this worker."""
+    home = f"label=benchflow.home={state_dir()}"
+    found: set[str] = set()
+    for listing in (["ps", "--all", "--no-trunc"], ["images", "--all", "--no-trunc"]):
+        done = subprocess.run(
+            ["docker", *listing, "--quiet", "--filter", home], capture_output=True, text=True, check=True
+        )
+        found |= set(done.stdout.split())
+    return found
+
+
+REMAINS: dict[str, Callable[[], set[str]]] = {"local": _local_remains, "docker": _docker_remains}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,12 +85,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(params=PROVIDERS)
-async def provider(request: pytest.FixtureRequest) -> AsyncIterator[SandboxProvider]:
+async def provider(
+    request: pytest.FixtureRequest, require: Callable[[object, str], None]
+) -> AsyncIterator[SandboxProvider]:
     made: SandboxProvider = resolve("sandboxes", request.param)()
+    missing = ""
     try:
         await made.preflight()
     except PrerequisiteError as error:
-        pytest.skip(f"{request.param}: {error}")
+        missing = str(error)
+    require(not missing, f"{request.param}: {missing}")
     yield made
     await made.close()
 
