@@ -87,10 +87,3 @@ def test_schemas_are_current():
     script = runpy.run_path(str(ROOT / "scripts" / "generate_schemas.py"))
     found = {path.name: path.read_text() for path in (ROOT / "docs" / "schemas").glob("*.json")}
     assert found == script["schemas"](), "run python scripts/generate_schemas.py"
-
-
-def test_skip_reasons_are_fields_of_the_manifest():
-    from benchflow.training.convert import SKIPS
-
-    counters = {name for name in training.Manifest.model_fields if name.startswith("skipped_")}
-    assert counters == {f"skipped_{name}" for name in SKIPS}

@@ -17,21 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchflow.contracts.errors import UsageError
-from benchflow.gateway.calls import load_calls
 from benchflow.kernel import registry
 from benchflow.kernel.storage import dumps, replacing, write_json
-from benchflow.training.calls import Call, Skip, has_tool_calls
+from benchflow.training.calls import Skip, has_tool_calls
 from benchflow.training.discover import Found, check_path, find_rollouts
 from benchflow.training.formats import Row, Rows, Source
 from benchflow.training.groups import Group, Member, check_formula, make_groups, parse_by
-from benchflow.training.records import MANIFEST_VERSION, ROW_VERSION
+from benchflow.training.records import MANIFEST_VERSION, ROW_VERSION, SKIPS
 from benchflow.training.rollouts import RolloutRecord, read_rollout
-
-SKIPS = (
-    *("no_result", "no_trajectory", "reward", "provider_error", "no_assistant", "terminal_error"),
-    *("masked", "invalid", "no_tokens", "withheld", "zero_variance"),
-)
-"""Reasons a rollout yields no row, each a ``skipped_…`` counter of the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +153,7 @@ def _write_plain(found: list[Found], rows: Rows, report: Report, file: BinaryIO)
         if reason:
             report.skipped[reason] += 1
         else:
-            _write_rows(Source(rollout, _calls(rollout, report)), rows, report, file)
+            _write_rows(Source(rollout), rows, report, file)
 
 
 def _write_grouped(found: list[Found], rows: Rows, report: Report, file: BinaryIO) -> None:
@@ -176,14 +169,7 @@ def _write_grouped(found: list[Found], rows: Rows, report: Report, file: BinaryI
             report.skipped[reason] += 1
             continue
         rollout = read_rollout(Found(member.path, jobs[member.path]))
-        source = Source(rollout, _calls(rollout, report), member.advantage, group.row_block(member))
-        _write_rows(source, rows, report, file)
-
-
-def _calls(rollout: RolloutRecord, report: Report) -> list[Call]:
-    calls = list(load_calls(rollout.calls_path))
-    report.calls_seen += len(calls)
-    return calls
+        _write_rows(Source(rollout, member.advantage, group.row_block(member)), rows, report, file)
 
 
 def _left_out(rollout: RolloutRecord, options: Options) -> str | None:
@@ -209,6 +195,7 @@ def _below(reward: float | None, options: Options) -> bool:
 
 
 def _write_rows(source: Source, rows: Rows, report: Report, file: BinaryIO) -> None:
+    report.calls_seen += len(source.calls)
     try:
         made = rows(source)
     except Skip as skip:

@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from benchflow.contracts.errors import UsageError
@@ -24,51 +25,42 @@ from benchflow.training.rollouts import RolloutRecord, reached_model
 EPS = 1e-4
 PLANNED = ("group_id",)
 KEYS: dict[str, Callable[[RolloutRecord], Any]] = {
-    "group_id": lambda rollout: rollout.group_id,
-    "task": lambda rollout: rollout.task,
-    "task_digest": lambda rollout: rollout.task_digest,
-    "agent": lambda rollout: rollout.agent,
-    "model": lambda rollout: rollout.model,
+    **{key: attrgetter(key) for key in ("group_id", "task", "task_digest", "agent", "model")},
     "policy_version": lambda rollout: _version_range(rollout.policy_version),
     "job": lambda rollout: _job(rollout),
-    "trial": lambda rollout: rollout.trial,
-    "branch": lambda rollout: rollout.branch,
+    **{key: attrgetter(key) for key in ("trial", "branch")},
 }
 
 Key = tuple[Any, ...]
+Rewards = Sequence[float | None]
 Advantages = list[float | None]
 
 
-def grpo(rewards: Sequence[float | None]) -> Advantages:
+def _over_scored(formula: Callable[[list[float]], list[float]]) -> Callable[[Rewards], Advantages]:
+    """``formula`` for two or more rewards that differ, applied to any."""
+
+    def advantages(rewards: Rewards) -> Advantages:
+        scored = [reward for reward in rewards if reward is not None]
+        if len(scored) < 2:
+            return [None] * len(rewards)
+        found = iter([0.0] * len(scored) if min(scored) == max(scored) else formula(scored))
+        return [None if reward is None else next(found) for reward in rewards]
+
+    return advantages
+
+
+@_over_scored
+def grpo(scored: list[float]) -> list[float]:
     """Distance from the mean in (almost) standard deviations."""
-
-    def of(scored: list[float]) -> Callable[[float], float]:
-        mean, std = mean_std(scored)
-        return lambda reward: (reward - mean) / (std + EPS)
-
-    return _advantages(rewards, of)
+    mean, std = mean_std(scored)
+    return [(reward - mean) / (std + EPS) for reward in scored]
 
 
-def leave_one_out(rewards: Sequence[float | None]) -> Advantages:
+@_over_scored
+def leave_one_out(scored: list[float]) -> list[float]:
     """Distance from the mean of the others."""
-
-    def of(scored: list[float]) -> Callable[[float], float]:
-        total, others = math.fsum(scored), len(scored) - 1
-        return lambda reward: reward - (total - reward) / others
-
-    return _advantages(rewards, of)
-
-
-def _advantages(
-    rewards: Sequence[float | None], formula: Callable[[list[float]], Callable[[float], float]]
-) -> Advantages:
-    scored = [reward for reward in rewards if reward is not None]
-    if len(scored) < 2:
-        return [None] * len(rewards)
-    if min(scored) == max(scored):
-        return [None if reward is None else 0.0 for reward in rewards]
-    advantage = formula(scored)
-    return [None if reward is None else advantage(reward) for reward in rewards]
+    total, others = math.fsum(scored), len(scored) - 1
+    return [reward - (total - reward) / others for reward in scored]
 
 
 def mean_std(scored: Sequence[float]) -> tuple[float, float]:
@@ -83,7 +75,7 @@ def mean_std(scored: Sequence[float]) -> tuple[float, float]:
 @dataclass(frozen=True, slots=True)
 class Formula:
     text: str
-    advantages: Callable[[Sequence[float | None]], Advantages]
+    advantages: Callable[[Rewards], Advantages]
     eps: float | None = None
 
 
@@ -153,11 +145,7 @@ class Group:
     def block(self) -> dict[str, Any]:
         """The ``group`` block of a row."""
         formula, scores = FORMULAS[self.formula], self.scores
-        mean = std = None
-        if len(scores) > 1:
-            mean, std = mean_std(scores)
-        elif scores:
-            mean = scores[0]
+        mean, std = mean_std(scores) if len(scores) > 1 else (scores[0] if scores else None, None)
         return {
             "id": self.id,
             "normalisation": self.formula,
@@ -220,13 +208,8 @@ def make_groups(rollouts: Iterable[RolloutRecord], by: tuple[str, ...], formula:
     groups: dict[Key, Group] = {}
     for rollout in rollouts:
         key = group_key(rollout, by)
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = Group(by, key, formula)
-        group.members.append(make_member(rollout))
-    for group in groups.values():
-        group.close()
-    return list(groups.values())
+        groups.setdefault(key, Group(by, key, formula)).members.append(make_member(rollout))
+    return [group.close() for group in groups.values()]
 
 
 def parse_by(text: str | Sequence[str] | None) -> tuple[str, ...]:

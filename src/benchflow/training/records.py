@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from benchflow.contracts.records import AttributionRecord, PolicyVersion, Record
 
@@ -17,8 +17,6 @@ ROW_VERSION = 1
 STREAM_VERSION = 1
 MANIFEST_VERSION = 1
 """A reader refuses a newer one."""
-
-Finite = Field(allow_inf_nan=False)
 
 
 class GroupBlock(Record):
@@ -39,10 +37,31 @@ class GroupBlock(Record):
     withheld: str | None = None
 
 
-class Message(Record):
-    """One message in OpenAI's chat form. Fields of other roles pass through."""
+class Scored(Record):
+    """What a reader of any row may ask: the reward, and the place in a group."""
 
+    schema_version: int = ROW_VERSION
+    reward: float | None = Field(allow_inf_nan=False)
+    advantage: float | None = Field(default=None, allow_inf_nan=False)
+    group: GroupBlock | None = None
+
+
+class Named(Scored):
+    """Whose row it is."""
+
+    task: str
+    rollout: str
+    trial: int = 1
+    agent: str | None = None
+    model: str | None = None
+
+
+class Open(Record):
     model_config = ConfigDict(extra="allow")
+
+
+class Message(Open):
+    """One message in OpenAI's chat form. Fields of other roles pass through."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Any] | None = None
@@ -50,16 +69,12 @@ class Message(Record):
     tool_call_id: str | None = None
 
 
-class FunctionCall(Record):
-    model_config = ConfigDict(extra="allow")
-
+class FunctionCall(Open):
     name: str = Field(min_length=1)
     arguments: str | dict[str, Any]
 
 
-class ToolCall(Record):
-    model_config = ConfigDict(extra="allow")
-
+class ToolCall(Open):
     id: str | None = None
     type: str = "function"
     function: FunctionCall
@@ -78,20 +93,11 @@ class TokenUsage(Record):
     total_tokens: int | None = None
 
 
-class ChatRow(Record):
+class ChatRow(Named):
     """A row of ``--format chat``."""
 
-    schema_version: int = ROW_VERSION
     messages: list[Message] = Field(min_length=1)
     tools: list[dict[str, Any]] = []
-    task: str
-    rollout: str
-    trial: int = 1
-    model: str | None = None
-    agent: str | None = None
-    reward: float | None = Finite
-    advantage: float | None = Field(default=None, allow_inf_nan=False)
-    group: GroupBlock | None = None
     token_usage: TokenUsage = TokenUsage()
     source: RowSource
 
@@ -101,20 +107,16 @@ class ChatRow(Record):
         return self
 
 
-class VerifiersRow(Record):
+class VerifiersRow(Scored):
     """A row of ``--format verifiers`` and the line of ``trainer/verifiers.jsonl``."""
 
-    schema_version: int = ROW_VERSION
     example_id: int
     prompt: list[Message]
     completion: list[Message] = Field(min_length=1)
-    reward: float | None = Finite
     metrics: dict[str, float] = {}
     is_completed: bool
     is_truncated: bool
     info: dict[str, Any] = {}
-    advantage: float | None = Field(default=None, allow_inf_nan=False)
-    group: GroupBlock | None = None
 
     @model_validator(mode="after")
     def _conversation(self) -> VerifiersRow:
@@ -155,18 +157,8 @@ class SegmentRecord(Record):
         return self
 
 
-class TokenRow(SegmentRecord):
+class TokenRow(Named, SegmentRecord):
     """A row of ``--format tokens``: one segment and the reward of its rollout."""
-
-    schema_version: int = ROW_VERSION
-    task: str
-    rollout: str
-    trial: int = 1
-    agent: str | None = None
-    model: str | None = None
-    reward: float | None = Finite
-    advantage: float | None = Field(default=None, allow_inf_nan=False)
-    group: GroupBlock | None = None
 
 
 class GroupMember(Record):
@@ -181,30 +173,28 @@ class ManifestGroup(GroupBlock):
     members: list[GroupMember]
 
 
-class Manifest(Record):
-    """What ``--manifest`` writes."""
+SKIPS = (
+    *("no_result", "no_trajectory", "reward", "provider_error", "no_assistant", "terminal_error"),
+    *("masked", "invalid", "no_tokens", "withheld", "zero_variance"),
+)
+"""Reasons a rollout yields no row, each a ``skipped_…`` counter of the manifest."""
 
+
+class _Manifest(Record):
     schema_version: int = MANIFEST_VERSION
     format: str
     rollouts_seen: int
     calls_seen: int
     rows_written: int
     rows_with_tool_calls: int
-    skipped_no_result: int = 0
-    skipped_no_trajectory: int = 0
-    skipped_reward: int = 0
-    skipped_provider_error: int = 0
-    skipped_no_assistant: int = 0
-    skipped_terminal_error: int = 0
-    skipped_masked: int = 0
-    skipped_invalid: int = 0
-    skipped_no_tokens: int = 0
-    skipped_withheld: int = 0
-    skipped_zero_variance: int = 0
     zero_variance_groups: int = 0
     groups: list[ManifestGroup] = []
     drift: dict[str, int] | None = None
     versions: dict[str, Any] = {}
+
+
+_COUNTERS: dict[str, Any] = {f"skipped_{name}": (int, 0) for name in SKIPS}
+Manifest = create_model("Manifest", __base__=_Manifest, __doc__="What ``--manifest`` writes.", **_COUNTERS)
 
 
 class TokenCaptureStatus(Record):
@@ -219,20 +209,13 @@ class TokenCaptureStatus(Record):
     reason: str | None = None
 
 
-class StreamRecord(Record):
+class StreamRecord(Named):
     """One line of ``bench train stream``."""
 
     schema_version: int = STREAM_VERSION
     job: str
-    rollout: str
     rollout_path: str
-    task: str
-    agent: str | None = None
-    model: str | None = None
-    trial: int = 1
     group_id: str | None = None
-    group: GroupBlock | None = None
-    reward: float | None = Finite
     scored: bool
     outcome: str
     error: str | None = None
@@ -241,7 +224,6 @@ class StreamRecord(Record):
     attribution: AttributionRecord
     token_capture: TokenCaptureStatus
     segments: list[SegmentRecord] | None = None
-    advantage: float | None = Field(default=None, allow_inf_nan=False)
     group_complete: bool = False
     replaces: str | None = None
     retried: int = 0

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.errors import JobDiedError, StreamTimeoutError, UsageError
-from benchflow.gateway.calls import load_calls
 from benchflow.jobs.load import find_jobs
 from benchflow.kernel.storage import LineWriter, read_lines
 from benchflow.training.discover import check_path, find_rollouts
 from benchflow.training.follow import JobState
 from benchflow.training.follow import follow as follow_jobs
+from benchflow.training.formats import Source
 from benchflow.training.groups import Group, Key, check_formula, group_key, make_member, parse_by
 from benchflow.training.records import STREAM_VERSION
 from benchflow.training.rollouts import RolloutRecord, read_rollout
-from benchflow.training.segments import segment_calls
 
 Note = Callable[[str], None]
 Part = tuple[int, list[RolloutRecord]]
@@ -69,12 +68,12 @@ async def stream_rollouts(
     try:
         async with aclosing(batches):
             async for batch in batches:
-                for standing in _standings(batch, groups):
-                    if cursor.delivered(standing.rollout):
+                for source in _standings(batch, groups):
+                    if cursor.delivered(source.rollout):
                         continue
-                    replaces = cursor.replaced(standing.rollout)
-                    yield await asyncio.to_thread(make_record, standing, replaces, with_segments)
-                    cursor.mark(standing.rollout)
+                    replaces = cursor.replaced(source.rollout)
+                    yield await asyncio.to_thread(make_record, source, replaces, with_segments)
+                    cursor.mark(source.rollout)
     except JobDiedError:
         if groups:
             groups.report_incomplete()
@@ -85,30 +84,14 @@ async def stream_rollouts(
         groups.report_incomplete()
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A rollout with its place in a complete group; ``group`` is None without groups."""
-
-    rollout: RolloutRecord
-    advantage: float | None = None
-    group: dict[str, Any] | None = None
-
-
-def make_record(standing: Standing, replaces: str | None, with_segments: bool) -> dict[str, Any]:
-    rollout, group = standing.rollout, standing.group
-    segmented = segment_calls(load_calls(rollout.calls_path), rollout.name)
+def make_record(source: Source, replaces: str | None, with_segments: bool) -> dict[str, Any]:
+    rollout, segmented = source.rollout, source.segmented
     return {
+        **source.in_group(source.named()),
         "schema_version": STREAM_VERSION,
         "job": rollout.job,
-        "rollout": rollout.name,
         "rollout_path": rollout.path,
-        "task": rollout.task,
-        "agent": rollout.agent,
-        "model": rollout.model,
-        "trial": rollout.trial,
         "group_id": rollout.group_id,
-        "group": group,
-        "reward": rollout.score,
         "scored": rollout.score is not None,
         "outcome": rollout.outcome,
         "error": rollout.error,
@@ -117,8 +100,7 @@ def make_record(standing: Standing, replaces: str | None, with_segments: bool) -
         "attribution": rollout.result.get("attribution"),
         "token_capture": segmented.capture_status(),
         "segments": [segment.record() for segment in segmented.segments] if with_segments else None,
-        "advantage": standing.advantage,
-        "group_complete": group is not None,
+        "group_complete": source.group is not None,
         "replaces": replaces,
         "retried": rollout.result.get("retries", 0),
     }
@@ -137,7 +119,7 @@ class Assembler:
     _withheld: dict[Key, list[Part]] = field(default_factory=dict[Key, list[Part]])
     _parts: Counter[Key] = field(default_factory=Counter[Key])
 
-    def add(self, rollout: RolloutRecord) -> list[Standing]:
+    def add(self, rollout: RolloutRecord) -> list[Source]:
         """The members of the group that this rollout completes, else nothing. A rollout that
         ran again takes the place of its earlier attempt, also in a group held back."""
         key = group_key(rollout, self.by)
@@ -160,14 +142,14 @@ class Assembler:
             group = Group(self.by, key, self.formula)
             self.note(f"withheld {group.id}: {len(members)} of {self.size} members finished")
 
-    def _close(self, key: Key, part: int, members: list[RolloutRecord]) -> list[Standing]:
+    def _close(self, key: Key, part: int, members: list[RolloutRecord]) -> list[Source]:
         group = Group(self.by, key, self.formula, part, [make_member(m) for m in members]).close()
         if group.withheld:
             self._withheld.setdefault(key, []).append((part, members))
             self.note(f"withheld {group.id}: {group.withheld}")
             return []
         return [
-            Standing(rollout, member.advantage, group.row_block(member))
+            Source(rollout, member.advantage, group.row_block(member))
             for rollout, member in zip(members, group.members, strict=True)
         ]
 
@@ -234,14 +216,14 @@ def _name(rollout: RolloutRecord) -> str:
     return f"{rollout.job}/{rollout.name}"
 
 
-def _standings(batch: Iterable[RolloutRecord], groups: Assembler | None) -> Iterator[Standing]:
+def _standings(batch: Iterable[RolloutRecord], groups: Assembler | None) -> Iterator[Source]:
     """What can be delivered once these rollouts are finished. An interrupted rollout is not
     finished: it runs again, or spoils its group."""
     for rollout in batch:
         if groups:
             yield from groups.add(rollout)
         elif rollout.outcome != "cancelled":
-            yield Standing(rollout)
+            yield Source(rollout)
 
 
 def _may_grow(root: Path) -> bool:

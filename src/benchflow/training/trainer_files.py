@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchflow.gateway.calls import load_calls
 from benchflow.kernel.storage import NO_REDACTION, Redactor, dumps, write_bytes
 from benchflow.training.calls import Skip
 from benchflow.training.formats import Source, verifiers
@@ -26,7 +25,7 @@ def write_trainer_files(
     record = dict(result) if isinstance(result, Mapping) else result.model_dump()
     rollout = RolloutRecord(str(rollout_dir), os.path.dirname(os.path.abspath(rollout_dir)), record)
     try:
-        rows = verifiers.rows(Source(rollout, list(load_calls(rollout.calls_path))))
+        rows = verifiers.rows(Source(rollout))
     except Skip:
         return False
     folder = Path(rollout_dir, "trainer")

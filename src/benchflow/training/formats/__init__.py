@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from benchflow.gateway.calls import load_calls
 from benchflow.training.calls import Call
+from benchflow.training.records import ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord
 from benchflow.training.segments import Segmented, segment_calls
 
@@ -24,9 +26,12 @@ class Source:
     when no advantages were asked for."""
 
     rollout: RolloutRecord
-    calls: list[Call]
     advantage: float | None = None
     group: dict[str, Any] | None = None
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        return list(load_calls(self.rollout.calls_path))
 
     @cached_property
     def segmented(self) -> Segmented:
@@ -36,8 +41,25 @@ class Source:
     def was_segmented(self) -> bool:
         return "segmented" in self.__dict__
 
-    def standing_fields(self) -> Row:
-        return {} if self.group is None else {"advantage": self.advantage, "group": self.group}
+    def standing(self) -> Row:
+        """The reward, and in a group the advantage: ``records.Scored``."""
+        standing: Row = {"schema_version": ROW_VERSION, "reward": self.rollout.score}
+        return standing if self.group is None else self.in_group(standing)
+
+    def in_group(self, row: Row) -> Row:
+        return {**row, "advantage": self.advantage, "group": self.group}
+
+    def named(self) -> Row:
+        """Whose row it is: ``records.Named``."""
+        rollout = self.rollout
+        return {
+            **self.standing(),
+            "task": rollout.task,
+            "rollout": rollout.name,
+            "trial": rollout.trial,
+            "agent": rollout.agent,
+            "model": rollout.model,
+        }
 
 
 Rows = Callable[[Source], list[Row]]

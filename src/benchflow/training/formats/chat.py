@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from benchflow.training.calls import conversation, last_agent_call, tools
 from benchflow.training.formats import Row, Source
-from benchflow.training.records import ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord
 
 
 def rows(source: Source) -> list[Row]:
     rollout, last = source.rollout, last_agent_call(source.calls)
     row = {
-        "schema_version": ROW_VERSION,
+        **source.named(),
         "messages": conversation(last),
         "tools": tools(last),
-        "task": rollout.task,
-        "rollout": rollout.name,
-        "trial": rollout.trial,
-        "model": rollout.model,
-        "agent": rollout.agent,
-        "reward": rollout.score,
         "token_usage": token_usage(rollout),
         "source": {"rollout_path": rollout.path, "call_index": last.get("index")},
-        **source.standing_fields(),
     }
     return [row]
 

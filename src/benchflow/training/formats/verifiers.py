@@ -13,7 +13,6 @@ from typing import Any
 from benchflow.training.calls import Call, conversation, finish_reason, last_agent_call, split_prompt, tools
 from benchflow.training.formats import Row, Source
 from benchflow.training.formats.chat import token_usage
-from benchflow.training.records import ROW_VERSION
 from benchflow.training.rollouts import RolloutRecord, number
 
 LIMITS = frozenset({"timeout", "idle_timeout", "context_limit", "budget", "max_tokens", "max_turn_requests"})
@@ -23,16 +22,14 @@ def rows(source: Source) -> list[Row]:
     rollout, last = source.rollout, last_agent_call(source.calls)
     prompt, completion = split_prompt(conversation(last))
     row = {
-        "schema_version": ROW_VERSION,
+        **source.standing(),
         "example_id": example_id(rollout),
         "prompt": prompt,
         "completion": completion,
-        "reward": rollout.score,
         "metrics": _metrics(rollout),
         "is_completed": _completed(rollout),
         "is_truncated": _truncated(rollout, last),
         "info": _info(rollout, last),
-        **source.standing_fields(),
     }
     return [row]
 
