@@ -76,7 +76,7 @@ async def test_a_script_that_cannot_start(lab, make_task):
         ("echo nan > reward.txt", "it holds 'nan"),
         ("echo -1 > reward.txt; echo 0.5 > reward.json", "outside 0 to 1"),
         ("head -c 100000 /dev/zero > reward.txt", "larger than"),
-        ("cd ..; rm -rf verifier; ln -s /app verifier; echo 1 > /app/reward.txt", "is a link"),
+        ("cd ..; rm -rf verifier; ln -s /app verifier; echo 1 > /app/reward.txt", "is no folder"),
     ],
 )
 async def test_reward_files_that_do_not_count(lab, make_task, lines, message):
@@ -255,7 +255,7 @@ async def test_slow_helper_commands_do_not_fail_the_rollout(lab, make_task):
     task = make_task("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
     scored = await lab.run(task, wrap=Slow, timeout=1800.0, agent="ln -s /etc out")
     assert scored.reward == 1
-    assert len(asked) >= 5 and all(limit is None or limit >= 1800 for limit in asked)
+    assert len(asked) >= 3 and all(limit is None or limit >= 1800 for limit in asked)
 
 
 async def test_agent_processes_that_cannot_be_proved_gone(lab, make_task):

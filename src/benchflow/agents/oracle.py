@@ -105,7 +105,7 @@ def _inside(command: str, target: str) -> str:
     if not word.startswith(f"{target.rstrip('/')}/"):
         return command
     script = shlex.quote(word)
-    return f"chmod +x {script} && {script} {rest}".rstrip()
+    return f"[ -x {script} ] || chmod +x {script}; {script} {rest}".rstrip()
 
 
 def _told(data: bytes, size: int) -> str:

@@ -16,7 +16,8 @@ from benchflow.kernel.session_log import SessionLog
 from benchflow.kernel.storage import LineWriter, Redactor, write_json
 from benchflow.kernel.tree import Tree
 
-FOLDERS = ("agent", "trajectory", "verifier", "artifacts", "trainer")
+FOLDERS = ("agent", "trajectory")
+"""Made at once; ``verifier``, ``artifacts`` and ``trainer`` come with their content."""
 
 
 class RolloutFiles:
@@ -31,6 +32,7 @@ class RolloutFiles:
         self._events = SessionLog(folder / "trajectory" / "acp_trajectory.jsonl", redact)
         self._rewards = LineWriter(folder / "rewards.jsonl", redact)
         self._seq = 0
+        self._tree: dict[str, Any] | None = None
 
     @property
     def calls(self) -> Path:
@@ -74,10 +76,17 @@ class RolloutFiles:
             ).model_dump()
         )
 
+    def tree(self, tree: Tree) -> None:
+        """Write ``tree.json``, unless it says the same already."""
+        record = tree.record()
+        if record != self._tree:
+            self.write("tree.json", record)
+            self._tree = record
+
     def close(self, tree: Tree, timing: Timing) -> None:
         self._events.close()
         self._rewards.close()
-        self.write("tree.json", tree.record())
+        self.tree(tree)
         self.write("timing.json", {"schema_version": 1, **timing.model_dump()})
 
     def result(self, result: Result) -> None:

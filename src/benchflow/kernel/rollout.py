@@ -128,8 +128,8 @@ class Rollout:
     # -- phases ---------------------------------------------------------------------
 
     async def setup(self) -> None:
-        """Read the task, resolve roles and environment, write ``config.json``. Nothing is
-        written when the request itself is wrong."""
+        """Read the task, resolve roles and environment, make the folder. Nothing is written
+        when the request itself is wrong."""
         if self._files is not None:
             raise UsageError("setup() was called already", fix="one Rollout is one run; create another")
         with self._phase("setup", "other"):
@@ -146,25 +146,29 @@ class Rollout:
             self._budget = AgentBudget(task.agent_timeout_sec if asked is None else asked, self._excused)
             self._files = RolloutFiles(rollout_folder(self.config, task), self.planes.redact)
             self._files.write("prompts.json", [step.prompt for step in self.steps])
-            self._files.write("config.json", fold.config_record(self.config, task, self._agents, None))
 
     async def start(self) -> None:
-        """Prepare the image, open the way to the model, start the sandbox."""
+        """Prepare the image, open the way to the model, start the sandbox, and write
+        ``config.json``: what was asked and, if it started, what is enforced."""
         if self.sandbox is not None:
             raise UsageError("start() was called already", fix="one Rollout is one run; create another")
-        provider, task, _ = self.planes.provider, self.task, self.files
-        with self._phase("install", "agent_setup"):
-            mounts = await self._prepare_agents()
-        with self._phase("image", "image"):
-            async with self.planes.image_gate:
-                self.image = await provider.prepare(requests.image_source(task, self.config.local_base))
-        with self._phase("start", "sandbox_start"):
-            await self._open_routes()
-            self.sandbox = await provider.create(self.image, self._spec(self.image, mounts))
-            if self.config.hardening and not self.config.skip_verify:
-                self._baseline = await self.planes.reward.baseline(task, self.sandbox, self.workspace)
-        record = fold.config_record(self.config, task, self._agents, self.sandbox)
-        self.files.write("config.json", record)
+        provider, task, files = self.planes.provider, self.task, self.files
+        try:
+            with self._phase("install", "agent_setup"):
+                mounts = await self._prepare_agents()
+            with self._phase("image", "image"):
+                async with self.planes.image_gate:
+                    source = requests.image_source(
+                        task, self.config.local_base, self.config.base_image_override
+                    )
+                    self.image = await provider.prepare(source)
+            with self._phase("start", "sandbox_start"):
+                await self._open_routes()
+                self.sandbox = await provider.create(self.image, self._spec(self.image, mounts))
+                if self.config.hardening and not self.config.skip_verify:
+                    self._baseline = await self.planes.reward.baseline(task, self.sandbox, self.workspace)
+        finally:
+            files.write("config.json", fold.config_record(self.config, task, self._agents, self.sandbox))
 
     async def install_agent(self) -> None:
         """Make each agent ready inside the sandbox."""
@@ -366,7 +370,8 @@ class Rollout:
             took = round(time.monotonic() - begin, 6)
             step = Step(role.name, index, scene, self.stop_reason, tool_calls, started_at, took)
             self._at = self.tree.add(self._at, step).id
-            self.files.write("tree.json", self.tree.record())
+            if self.n_prompts < len(self.steps):  # the last step is written with its reward
+                self.files.tree(self.tree)
 
     def _blame_the_endpoint(self) -> None:
         """An agent that waited its whole time for a first answer of its model did not act."""

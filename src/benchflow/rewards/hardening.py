@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import posixpath
+import re
+import shlex
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,14 +22,14 @@ from benchflow.rewards import inventory
 from benchflow.rewards.inventory import UNREAD, Found, Inventory, check, is_inside, leads_to, leaves
 
 _ROOM = """
-clear=$1 owner=$2 workspace=$3 user=$4 target_mode=$5 logs_mode=$6; shift 6
-[ -z "$clear" ] || find /tmp /var/tmp /dev/shm -path "$workspace" -prune \\
-    -o ! -type d -name '*.py' -exec rm -f {} + 2>/dev/null
-[ -z "$owner" ] || [ ! -d "$workspace" ] || find "$workspace/." ! -user "$owner" -exec chown -h "$owner" {} +
-rm -rf "$@" && mkdir -p -m "$target_mode" "$1" && mkdir -p -m "$logs_mode" "$2" || exit 1
-[ "$user" = 0 ] || chown "$user" "$1" "$2"
+room() {
+    user=$1 target_mode=$2 logs_mode=$3; shift 3
+    rm -rf "$@" && mkdir -p -m "$target_mode" "$1" && mkdir -p -m "$logs_mode" "$2" || return 1
+    [ "$user" = 0 ] || chown "$user" "$1" "$2"
+}
 """
-_SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/logs")
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+_SHARED = (*_TEMPORARY, "/logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +59,45 @@ def is_live(request: VerifyRequest) -> bool:
     return request.soft or not request.task.verifier.kill_processes
 
 
-async def clean(request: VerifyRequest, sandbox: Sandbox) -> None:
-    """Undo what an agent could have planted in ``sandbox``."""
+async def clean(request: VerifyRequest, sandbox: Sandbox, logs: str, extra: str) -> None:
+    """Undo what an agent could have planted in ``sandbox``, and make room there."""
     live, patience = is_live(request), budget(request)
     before = request.baseline if isinstance(request.baseline, Inventory) else Inventory()
     roots = _roots(request.workspace, request.agent_user)
-    now = await inventory.take(sandbox, roots, patience, live=live)
+    room = _room(request, logs, extra)
+    undo = "" if live else _undo(request.workspace, request.task.verifier.user or "root")
+    now = await inventory.take(sandbox, roots, patience, live=live, undo=undo, then=room)
     plan = plan_undo(before, now, request.workspace, request.task.verifier, soft=request.soft)
     await _apply(sandbox, plan, patience)
 
 
 async def make_room(request: VerifyRequest, sandbox: Sandbox, logs: str, extra: str) -> None:
-    """Make the verifier's folder and an empty ``logs``, whatever stood there. Hardened, the
-    temporary folders lose their Python files and the workspace goes to the verifier's user,
-    so that its tools trust what they read. While processes of the agent live, only the
-    verifier's user may read the first folder and write the second."""
-    plan, live = request.task.verifier, is_live(request)
-    user = plan.user or "0"
-    owner = user if request.hardening and not live and request.workspace.strip("/") else ""
-    clear = "yes" if request.hardening else ""
-    modes = ("0700", "0755") if live else ("0755", "0777")
-    argv = ["/bin/sh", "-c", _ROOM, "room", clear, owner, request.workspace, user, *modes]
-    done = await root_exec(sandbox, [*argv, plan.target, logs, extra], budget(request))
-    check(done, "making room")
+    """Make the verifier's folder and an empty ``logs``, whatever stood there. While processes
+    of the agent live, only the verifier's user may read the first and write the second."""
+    argv = ["/bin/sh", "-c", _room(request, logs, extra)]
+    check(await root_exec(sandbox, argv, budget(request)), "making room")
+
+
+def _room(request: VerifyRequest, logs: str, extra: str) -> str:
+    modes = ("0700", "0755") if is_live(request) else ("0755", "0777")
+    plan = request.task.verifier
+    return f"{_ROOM}{shlex.join(['room', plan.user or '0', *modes, plan.target, logs, extra])}"
+
+
+def _undo(workspace: str, owner: str) -> str:
+    """What goes without a look at the baseline, as the front of ``find``'s expression: the
+    Python files of the temporary folders are removed, and the workspace goes to the verifier's
+    user, so that its tools trust what they read."""
+    folder = re.sub(r"([*?\[\\])", r"\\\1", workspace.rstrip("/"))
+    work = (
+        f"-path {shlex.quote(f'.{folder}/*')} -o -path {shlex.quote(f'.{folder}')}"
+        if folder
+        else "! -name '*'"
+    )
+    places = " -o ".join(f"-path '.{place}/*'" for place in _TEMPORARY)
+    scripts = f"! -type d -name '*.py' \\( {places} \\) ! \\( {work} \\) -exec rm -f {{}} +"
+    user = shlex.quote(owner)
+    return f"{scripts} -o \\( ! \\( {work} \\) -o -user {user} -o -exec chown -h {user} {{}} + \\)"
 
 
 def budget(request: VerifyRequest) -> float:

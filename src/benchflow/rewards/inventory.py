@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import posixpath
+import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 _MAX_LINKS = 40
 _CONTENT_LIMIT = 1024 * 1024
 """A larger file is listed without its content."""
+THEN_FAILED = 3
 _STREAM_LIMIT = 64 * 1024 * 1024
 _LIST = """sh -c 'printf "%s\\0" "$@" >&3' sh"""
 _PACK = """sh -c 'tar -cf - "$@" 2>/dev/null' sh"""
@@ -50,23 +52,26 @@ _NAMES = " -o ".join(
     ]
 )
 # Folders and oversize files are listed on stderr, the rest is packed to stdout. Names travel
-# as arguments, so that no name can be mistaken for another.
-_SCRIPT = f"""
-for tool in find tar; do
-    command -v $tool >/dev/null || {{ echo "the image has no $tool" >&2; exit 1; }}
-done
-mode=$1; shift
-count=$#
-while [ $count -gt 0 ]; do
-    [ -d "$1" ] && set -- "$@" "$1"
-    shift; count=$((count - 1))
-done
-[ $# -gt 0 ] || exit 0
-find "$@" -type d \\( {_FOLDERS} \\) -exec {_LIST} {{}} + -prune \\
-    -o -type l -exec {_PACK} {{}} + \\
-    -o -type f \\( {_NAMES} \\) -size -{_CONTENT_LIMIT // 512} -exec {_PACK} {{}} + \\
-    -o ! -type d \\( {_NAMES} \\) -exec {_LIST} {{}} + \\
-    3>&2 2>/dev/null || [ $mode = live ]
+# as arguments, so that no name can be mistaken for another. What an ``undo`` in front removes is
+# not listed.
+_FUNCTION = f"""
+inventory() {{
+    for tool in find tar; do
+        command -v $tool >/dev/null || {{ echo "the image has no $tool" >&2; exit 1; }}
+    done
+    mode=$1; shift
+    count=$#
+    while [ $count -gt 0 ]; do
+        [ -d "$1" ] && set -- "$@" "$1"
+        shift; count=$((count - 1))
+    done
+    [ $# -gt 0 ] || return 0
+    find "$@" UNDO \\( -type d \\( {_FOLDERS} \\) -exec {_LIST} {{}} + -prune \\
+        -o -type l -exec {_PACK} {{}} + \\
+        -o -type f \\( {_NAMES} \\) -size -{_CONTENT_LIMIT // 512} -exec {_PACK} {{}} + \\
+        -o ! -type d \\( {_NAMES} \\) -exec {_LIST} {{}} + \\) \\
+        3>&2 2>/dev/null || [ $mode = live ]
+}}
 """
 
 
@@ -95,22 +100,34 @@ class Inventory:
         return {path: found.link for path, found in self.files.items() if found.link is not None}
 
 
-async def take(sandbox: Sandbox, roots: Sequence[str], timeout: float, *, live: bool = False) -> Inventory:
+async def take(
+    sandbox: Sandbox,
+    roots: Sequence[str],
+    timeout: float,
+    *,
+    live: bool = False,
+    undo: str = "",
+    then: str = "",
+) -> Inventory:
     """List ``roots`` without following links. Raises ``HardeningError`` when it cannot.
 
-    ``live`` forgives what vanished meanwhile: processes of the agent may still run.
+    ``live`` forgives what vanished meanwhile: processes of the agent may still run. ``undo`` is
+    the front of ``find``'s expression; paths in it begin with ``.``. ``then`` is a command to run
+    after the listing.
     """
-    if not roots:
+    if not roots and not then:
         return Inventory()
+    listing = shlex.join(["inventory", "live" if live else "still", *(f".{root}" for root in roots)])
+    script = f"{_FUNCTION.replace('UNDO', undo)}{listing} || exit 1\n{then or ':'} || exit {THEN_FAILED}"
     done = await sandbox.exec(
-        ["/bin/sh", "-c", _SCRIPT, "inventory", "live" if live else "still", *(f".{root}" for root in roots)],
+        ["/bin/sh", "-c", script],
         clean_env=True,
         env={"PATH": PATH},
         cwd="/",
         timeout=timeout,
         output_limit=_STREAM_LIMIT,
     )
-    check(done, "listing the workspace")
+    check(done, "making room" if done.exit_code == THEN_FAILED else "listing the workspace")
     if done.stdout_truncated or done.stderr_truncated:
         raise HardeningError(f"the workspace holds over {_STREAM_LIMIT >> 20} MiB of configuration files")
     listed = {name[1:] for name in names(done.stderr)}
@@ -121,7 +138,7 @@ async def take(sandbox: Sandbox, roots: Sequence[str], timeout: float, *, live: 
 
 def check(done: ExecResult, what: str) -> None:
     if not done.ok:
-        tail = done.err[-300:].strip()
+        tail = done.err.rpartition("\0")[2][-300:].strip()
         why = "timed out" if done.timed_out else f"exit code {done.exit_code}{f': {tail}' if tail else ''}"
         raise HardeningError(f"{what} before the verifier failed: {why}")
 

@@ -29,6 +29,7 @@ from benchflow.kernel.storage import Redactor, write_bytes
 from benchflow.rewards import hardening, isolated
 from benchflow.rewards.ctrf import collected_tests, missing_runner
 from benchflow.rewards.environment import GUARD_FILE, hardened_env
+from benchflow.rewards.inventory import Inventory
 from benchflow.rewards.reward_files import JSON_LIMIT, Reading, RewardFile, read_reward
 
 LOGS = "/logs/verifier"
@@ -38,7 +39,10 @@ _DOWNLOAD_LIMIT = 256 * 1024 * 1024
 _OUTPUT_KEPT = 64 * 1024
 _MASK_LIMIT = 16 * 1024 * 1024
 _TAIL = 2000
+_BASELINES_KEPT = 64
 
+_NO_LINK = f"\ncode=$?; [ ! -L {LOGS} ] || rm -f {LOGS}; exit $code"
+"""A link in the place of the results leads to what is none of them."""
 _KINDS = """
 logs=$1; shift
 kind() {
@@ -50,16 +54,25 @@ kind() {
 }
 kind "$logs"
 for name; do kind "$logs/$name"; done
-[ -L "$logs" ] || find "$logs" ! -type f ! -type d -exec rm -f {} +
 """
 
 
 class ScriptReward:
     """``contracts.reward.Reward`` for verifiers that are scripts."""
 
+    def __init__(self) -> None:
+        self._baselines: dict[tuple[str, ...], Inventory] = {}
+
     async def baseline(self, task: Task, sandbox: Sandbox, workspace: str) -> object:
-        """What hardening compares with afterwards."""
-        return await hardening.baseline(sandbox, workspace)
+        """What hardening compares with afterwards. It is the same for every fresh sandbox of an
+        image, and looked for once."""
+        image, user = sandbox.image, sandbox.spec.agent_user or ""
+        key = (image.provider, image.ref, image.digest, workspace, user)
+        found = self._baselines.pop(key, None) or await hardening.baseline(sandbox, workspace)
+        self._baselines[key] = found
+        if len(self._baselines) > _BASELINES_KEPT:
+            del self._baselines[next(iter(self._baselines))]
+        return found
 
     async def score(self, request: VerifyRequest) -> VerifyResult:
         """Score the state of ``request.sandbox``. Errors of the sandbox are raised; every
@@ -106,8 +119,8 @@ class _Run:
         isolate = request.mode == "isolated"
         place = isolated.fresh(request, self.notes) if isolate else isolated.with_network(request)
         async with place as sandbox:
-            if request.hardening:
-                await hardening.clean(request, sandbox)
+            make_room = hardening.clean if request.hardening else hardening.make_room
+            await make_room(request, sandbox, LOGS, posixpath.dirname(GUARD_FILE))
             env = await self._environment(sandbox, own)
             await self._install(sandbox)
             done = await self._execute(sandbox, env)
@@ -134,8 +147,7 @@ class _Run:
         )
 
     async def _install(self, sandbox: Sandbox) -> None:
-        """An empty folder for results, then the verifier's own files."""
-        await hardening.make_room(self.request, sandbox, LOGS, posixpath.dirname(GUARD_FILE))
+        """The verifier's own files."""
         await sandbox.upload(self.plan.directory, self.plan.target)
         if self.request.hardening and self._uses_pytest():
             await sandbox.upload(_GUARD, GUARD_FILE)
@@ -144,13 +156,15 @@ class _Run:
         """Run the command, its stderr in line with its stdout. Packages come without their
         exec bits from some archives, so every file of the verifier may be executed."""
         request, target = self.request, shlex.quote(self.plan.target)
-        mode = "go-rwx" if hardening.is_live(request) else "go+rx"
-        open_files = f"chmod -R u+rwx,{mode} {target}"
-        if self.plan.user is not None:
+        live = hardening.is_live(request)
+        open_files = f"chmod -R u+rwx,{'go-rwx' if live else 'go+rx'} {target}"
+        if not live and is_open(self.plan.directory, request.task.digest):
+            open_files = ":"
+        elif self.plan.user is not None:
             await self._helper(sandbox, "opening the verifier's files", open_files)
             open_files = ":"
         done = await sandbox.exec(
-            ["/bin/sh", "-c", f"{{ {open_files} && ({self.plan.command}\n) }} 2>&1"],
+            ["/bin/sh", "-c", f"{{ {open_files} && ({self.plan.command}\n) }} 2>&1{_NO_LINK}"],
             user=self.plan.user,
             cwd=request.workspace,
             env=env,
@@ -197,17 +211,18 @@ class _Run:
     async def _collect(self, sandbox: Sandbox, done: ExecResult) -> tuple[RewardFile, RewardFile]:
         """Copy the results to the host. Links and special files are noted and left behind."""
         names = [posixpath.basename(path) for path in (self.plan.reward_text, self.plan.reward_json)]
-        listed = await self._helper(sandbox, "looking at the results", _KINDS, LOGS, *names)
-        folder, *kinds = listed.out.split()
-        if folder != "folder":
-            raise RewardFileError(f"{LOGS} is a {folder} after the verifier ran, not a folder")
         logs = self.request.logs
         shutil.rmtree(logs, ignore_errors=True)
-        logs.mkdir(parents=True)
         try:
-            await sandbox.download(LOGS, logs, limit=_DOWNLOAD_LIMIT)
+            special = await sandbox.download(LOGS, logs, limit=_DOWNLOAD_LIMIT)
+            kinds = [_kind(logs / name, name in special) for name in names]
         except TransferError as error:
             self.notes.append(f"only the reward files were kept: {error}")
+            listed = await self._helper(sandbox, "looking at the results", _KINDS, LOGS, *names)
+            folder, *kinds = listed.out.split()
+            if folder != "folder":
+                raise RewardFileError(f"{LOGS} is no folder after the verifier ran") from error
+            logs.mkdir(parents=True, exist_ok=True)
             for name, kind in zip(names, kinds, strict=True):
                 if kind == "file":
                     await sandbox.download(f"{LOGS}/{name}", logs / name, limit=_DOWNLOAD_LIMIT)
@@ -253,6 +268,26 @@ def mentions_pytest(directory: Path, digest: str, command: str) -> bool:
         return True
     files = (path for path in directory.rglob("*") if path.is_file() and path.stat().st_size <= _MASK_LIMIT)
     return any(b"pytest" in path.read_bytes() for path in files)
+
+
+@lru_cache(maxsize=256)
+def is_open(directory: Path, digest: str) -> bool:
+    """True when everybody may read and execute the whole folder as it stands. ``digest`` pins
+    its content for the cache."""
+    return all(
+        path.lstat().st_mode & 0o755 == 0o755
+        for path in (directory, *directory.rglob("*"))
+        if not path.is_symlink()
+    )
+
+
+def _kind(path: Path, special: bool) -> str:
+    """What a result is, by what was copied of it."""
+    if special:
+        return "special"
+    if path.is_symlink():
+        return "link"
+    return "file" if path.is_file() else "folder" if path.is_dir() else "absent"
 
 
 def _read(path: Path, kind: str) -> RewardFile:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -129,14 +129,14 @@ def unpack(
     dropped. Raises ``TransferError`` for anything hostile, damaged or too large, and
     ``HostPressureError`` for a full disk; ``local`` is then as it was.
     """
+    scratch = local.with_name(f".{local.name[:40]}.{secrets.token_hex(4)}")
     try:
         local.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{local.name[:40]}.", dir=local.parent) as scratch:
-            writer = _Unpacker(Path(scratch) / "tree", limit, root, [] if skipped is None else skipped)
-            for entry in entries(source):
-                writer.add(entry)
-            writer.finish()
-            _place(writer.top, local)
+        writer = _Unpacker(scratch, limit, root, [] if skipped is None else skipped)
+        for entry in entries(source):
+            writer.add(entry)
+        writer.finish()
+        _place(scratch, local)
     except TransferError:
         raise
     except TarStreamError as error:
@@ -147,6 +147,16 @@ def unpack(
                 f"disk full while writing {local}", fix="free space, then run the same command again"
             ) from error
         raise TransferError(f"cannot write {local}: {error}") from error
+    finally:
+        _discard(scratch)
+
+
+def _discard(path: Path) -> None:
+    """Remove what is left of a tree that did not take its place, or was merged into it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class _Unpacker:

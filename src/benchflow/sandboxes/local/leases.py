@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.kernel.ownership import Owner, process_start
-from benchflow.kernel.storage import read_json, write_json
+from benchflow.kernel.storage import dumps, read_lines, write_bytes
 from benchflow.sandboxes.local.cgroups import remove_folders
 
 _GONE_DEADLINE = 10.0
@@ -39,13 +39,13 @@ class Lease:
     def take(cls, folder: Path, name: str, job: str, cgroups: list[Path], sockets: list[Path]) -> Lease:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lease = cls(folder / f"{name}.json", name, job, Owner.current(), time.time(), None, cgroups, sockets)
-        lease.save()
+        lease._write()
         return lease
 
     @classmethod
     def read(cls, path: Path) -> Lease:
-        record = read_json(path)
-        process = record["process"]
+        record, *later = read_lines(path)
+        process = later[-1] if later else None
         return cls(
             path,
             record["name"],
@@ -57,24 +57,25 @@ class Lease:
             [Path(item) for item in record["sockets"]],
         )
 
-    def save(self) -> None:
+    def _write(self) -> None:
         record: dict[str, Any] = {
             "schema_version": 1,
             "name": self.name,
             "job": self.job,
             "owner": self.owner.record(),
             "created": self.created,
-            "process": list(self.process) if self.process else None,
             "cgroups": [str(path) for path in self.cgroups],
             "sockets": [str(path) for path in self.sockets],
         }
-        write_json(self.path, record, sync=False)
+        write_bytes(self.path, dumps(record) + b"\n", sync=False)
 
     def started(self, pid: int) -> None:
+        """The process is a second line: to replace a file costs more than the rest of a lease."""
         start = process_start(pid)
         if start is not None:
             self.process = (pid, start)
-            self.save()
+            with self.path.open("ab") as handle:
+                handle.write(dumps(list(self.process)) + b"\n")
 
     def release(self) -> None:
         self.path.unlink(missing_ok=True)

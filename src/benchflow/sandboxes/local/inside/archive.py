@@ -8,7 +8,7 @@ import posix
 
 BLOCK = 512
 CHUNK = 1 << 18
-FILE, LINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
+FILE, LINK, SYMLINK, DIRECTORY, SPECIAL = b"0", b"1", b"2", b"5", b"6"
 S_IFMT, S_IFREG, S_IFDIR, S_IFLNK = 0o170000, 0o100000, 0o040000, 0o120000
 
 
@@ -165,7 +165,7 @@ def make_folder(place, uid, gid, top):
 
 
 def pack(path):
-    """Write ``path`` to stdout under the top name ``.``. Special files are left out."""
+    """Write ``path`` to stdout under the top name ``.``. Of special files only the name goes."""
     status = posix.stat(path)
     if status.st_mode & S_IFMT == S_IFREG:
         pack_file(path, ".", status)
@@ -191,6 +191,8 @@ def pack_folder(path, prefix):
                 write_all(1, header(inner, SYMLINK, status, target=posix.readlink(place)))
             elif kind == S_IFREG:
                 pack_file(place, inner, status)
+            else:
+                write_all(1, header(inner, SPECIAL, status))
         except FileNotFoundError:
             continue  # it went away meanwhile
 
