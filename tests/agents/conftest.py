@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,15 +17,51 @@ import yaml
 from aiohttp import web
 
 from benchflow.agents import catalog
+from benchflow.agents.bundle import BundleStatus
 from benchflow.contracts.agent import SessionContext
+from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.gateway import ModelSpec
 from benchflow.contracts.sandbox import ImageSource, Sandbox, SandboxSpec
 from benchflow.gateway.exchange import Patience
 from benchflow.gateway.server import GatewayServer
 from benchflow.kernel import storage
+from benchflow.sandboxes.local.bases import import_base
 from benchflow.sandboxes.local.provider import LocalProvider
 
 WORKSPACE = "/app"
+
+
+@pytest.fixture(scope="session")
+def opencode(require: Callable[[object, str], None]) -> BundleStatus:
+    """opencode, installed once for all workers and runs of the tests."""
+    shared = Path.home() / ".cache" / "benchflow-tests" / "bundles"
+    os.environ.setdefault("BENCHFLOW_BUNDLES", str(shared))
+    try:
+        return asyncio.run(catalog.ensure_bundle("opencode"))
+    except PrerequisiteError as error:
+        require(False, str(error))
+        raise
+
+
+@pytest.fixture
+def busybox(require: Callable[[object, str], None], tmp_path: Path) -> Callable[[LocalProvider], ImageSource]:
+    """Imports a root file system that is busybox alone: like Alpine, without any libc we know."""
+    program = shutil.which("busybox")
+    require(program, "no busybox on this machine")
+
+    def make(provider: LocalProvider) -> ImageSource:
+        root = tmp_path / "rootfs"
+        for folder in ("bin", "etc", "tmp", "proc", "dev", "usr"):
+            (root / folder).mkdir(parents=True)
+        shutil.copy2(str(program), root / "bin" / "busybox")
+        for name in ("sh", "cat", "echo", "ps", "tee", "ls", "id", "mkdir", "chmod", "chown", "touch"):
+            (root / "bin" / name).symlink_to("busybox")
+        (root / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+        (root / "etc" / "group").write_text("root:x:0:\n")
+        import_base(provider.store, "busybox:1", root)
+        return ImageSource("busybox", None, None, docker_image="busybox:1")
+
+    return make
 
 
 @pytest.fixture(scope="session")

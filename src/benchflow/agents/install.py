@@ -60,6 +60,8 @@ _CAUSES = (
     ),
 )
 """What an installer's output tells, the message, and the fix."""
+_FULL = 1 << 20
+"""Bytes left on a disk that count as none."""
 
 
 async def make(declared: Declaration, place: Path) -> dict[str, Any]:
@@ -232,6 +234,8 @@ async def _run(
             _kill_group(process.pid)
             await process.wait()
     if process.returncode and not may_fail:
+        if shutil.disk_usage(place).free < _FULL:
+            output += "ENOSPC"  # npm cannot always say so
         for pattern, cause, fix in _CAUSES:
             if re.search(pattern, output):
                 raise PrerequisiteError(f"{what} cannot be installed: {cause}", fix=fix)
@@ -246,8 +250,8 @@ def _environment() -> dict[str, str]:
 
 def _last_line(text: str) -> str:
     """The line that says most: the last that calls itself an error, else the last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"(?i)\berror\b", line) and "complete log" not in line]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "complete log" not in line]
+    errors = [line for line in lines if re.search(r"(?i)\berror\b", line)]
     return (errors or lines or [""])[-1][:300]
 
 
