@@ -194,4 +194,4 @@ def test_the_default_sandbox_falls_back_only_for_tasks_that_say_so(bench, exampl
     (task / "task.md").write_text(text)
     done = bench("run", task, "-a", "oracle", "--dry-run", env=NO_DAEMON)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
-    assert "other needs docker" in done.stderr
+    assert "docker is needed for other" in done.stderr

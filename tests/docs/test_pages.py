@@ -3,6 +3,7 @@
 A ``bash`` block is run line by line as a user would type it; a ``python`` block is run as a
 program. ``sh`` blocks hold what a test cannot repeat (installing) and may only use make, git
 and pip; ``text`` and data blocks are shown, not run. A line ending in ``# exit N`` must exit with N.
+A page in ``NEEDS`` needs a sandbox that ``bench doctor`` finds usable.
 """
 
 import os
@@ -17,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDS = {"docker": "docker"}
 SHOWN = {"text", "json", "yaml", "toml", "dockerfile", "markdown", "jsonl"}
 
 
@@ -36,8 +38,11 @@ def expected_exit(script: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_runs(page, tmp_path):
+def test_what_a_page_shows_runs(page, tmp_path, require):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    if sandbox := NEEDS.get(page.stem):
+        asked = run([sys.executable, "-m", "benchflow.cli.main", "doctor", "--sandbox", sandbox], tmp_path)
+        require(asked.returncode == 0, asked.stdout)
     for language, body in blocks(page):
         if language == "bash":
             for statement in re.split(r"(?<!\\)\n(?=\S)", body.strip()):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from benchflow.agents import catalog
 from benchflow.contracts.errors import BenchflowError, PrerequisiteError, UsageError
 from benchflow.contracts.gateway import Gateway, ModelSpec
 from benchflow.contracts.records import Record
@@ -100,8 +101,14 @@ async def examine(question: Question) -> DoctorReport:
     """Make every check. Raises ``UsageError`` for a sandbox, an agent or a provider that does
     not exist."""
     names = [question.sandbox] if question.sandbox else registry.names("sandboxes")
-    *sandboxes, endpoint = await asyncio.gather(*map(_sandbox, names), _endpoint(question))
+    asked = bool(question.agent)
+    agents = [
+        _agent(name, asked) for name in ([question.agent] if question.agent else catalog.declarations())
+    ]
+    parts = (_sandbox(name, question.agent) for name in names)
+    *sandboxes, endpoint = await asyncio.gather(*parts, _endpoint(question))
     checks = [_runtime(), *(check for part in sandboxes for check in part)]
+    checks += [check for check in agents if asked or check.facts.get("needed", True)]
     checks += [_credentials(), *_disks(question.jobs_dir), *endpoint]
     usable = any(part[0].status != "fail" for part in sandboxes)
     failed = any(check.status == "fail" for check in checks if check.topic != "sandbox")
@@ -136,7 +143,7 @@ def _runtime() -> Check:
 # -- sandboxes ---------------------------------------------------------------------------
 
 
-async def _sandbox(name: str) -> list[Check]:
+async def _sandbox(name: str, agent: str | None) -> list[Check]:
     """Whether it can start, what it can do, the disk it fills, and what dead runs left in it."""
     try:
         provider: SandboxProvider = registry.resolve("sandboxes", name)()
@@ -145,16 +152,18 @@ async def _sandbox(name: str) -> list[Check]:
     except _FAULTS as error:
         return [_failed("sandbox", name, error)]
     try:
-        return await _look_into(provider, name)
+        return await _look_into(provider, name, agent)
     except _FAULTS as error:
         return [_failed("sandbox", name, error)]
     finally:
         await provider.close()
 
 
-async def _look_into(provider: SandboxProvider, name: str) -> list[Check]:
+async def _look_into(provider: SandboxProvider, name: str, agent: str | None) -> list[Check]:
     await preflight.sandbox_ready(provider, SANDBOX_PATIENCE)
     async with asyncio.timeout(SANDBOX_PATIENCE):
+        if agent:
+            await preflight.agent_fits(agent, provider)
         facts = await provider.facts()
         left = len(await provider.reap(dry_run=True))
     checks = _abilities(name, facts, provider.capabilities())
@@ -183,6 +192,28 @@ def _abilities(name: str, facts: Mapping[str, str], can: SandboxCapabilities) ->
         why, status = can.why.get(flag, "not supported"), "warn" if fix else "ok"
         checks.append(Check(topic="sandbox", name=name_of, status=status, message=why, fix=fix))
     return checks
+
+
+def _agent(name: str, asked: bool) -> Check:
+    """Whether what the agent needs of this host is installed, and whole. One that nobody asked for
+    is only a warning when it is not."""
+    try:
+        status = catalog.bundle_status(name)
+        preflight.agent_whole(status)
+    except UsageError:  # no such agent: the asker's mistake
+        raise
+    except _FAULTS as error:
+        return _failed("agent", name, error, "fail" if asked else "warn")
+    known = {**asdict(status), "folder": str(status.folder) if status.folder else None}
+    level, fix, message = "ok", None, f"{status.version or 'no version'}, nothing to install"
+    if status.installed:
+        proof = status.proof.get("what") if status.proof else "not proved"
+        message = f"{status.version} installed, {(status.size_bytes or 0) / 2**20:.0f} MB, {proof}"
+    elif status.needed:
+        message = f"{status.version} is not installed; its first run installs it"
+        if asked:
+            level, fix = "warn", f"bench agent install {name}"
+    return Check(topic="agent", name=name, status=level, message=message, fix=fix, facts=known)
 
 
 # -- this machine ------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Evaluation:
         return continued.plan, tuple(note for note in notes if note), finished
 
     def _plan(self, checked: Checked, began: float) -> Continued:
-        settings = settings_record(self.config, checked.agent.version, checked.sandbox)
+        settings = settings_record(self.config, checked.agent_version, checked.sandbox)
         return find(self.config, settings, checked.tasks, began=began)
 
     async def _run(

@@ -21,9 +21,11 @@ from benchflow.contracts.records import Result
 from benchflow.contracts.task import Task
 from benchflow.jobs import preflight
 from benchflow.jobs.plan import start_name
+from benchflow.jobs.preflight import Checked
 from benchflow.jobs.store import JobStore
 from benchflow.kernel import registry
-from benchflow.kernel.planes import Planes, open_planes
+from benchflow.kernel.planes import Planes
+from benchflow.kernel.requests import model_spec
 from benchflow.kernel.rollout import Rollout
 from benchflow.tasks.names import rollout_slug
 
@@ -98,9 +100,11 @@ async def _run_one(config: RolloutConfig) -> Result:
     if note:
         print(note, file=sys.stderr)
     config = config.with_(sandbox=sandbox, environment=None)
-    planes = await open_planes(sandbox, with_gateway=any(role.model for role in config.roles))
+    models = {role.model: model_spec(config, role.model) for role in config.roles if role.model}
+    agents = tuple(dict.fromkeys(role.agent for role in config.roles))
+    checked = Checked((task,), sandbox, agents, tuple(models.values()))
+    planes, _ = await preflight.open_checked(config, checked, lambda line: print(line, file=sys.stderr))
     try:
-        await planes.provider.preflight()
         await planes.provider.reap()
         return await _in_own_job(config, task, planes)
     finally:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+from benchflow.agents import catalog
+from benchflow.agents.bundle import MARKER, BundleStatus
 from benchflow.contracts.agent import Agent
+from benchflow.contracts.config import RuntimeConfig
 from benchflow.contracts.errors import PrerequisiteError, UsageError
 from benchflow.contracts.gateway import ModelSpec
 from benchflow.contracts.sandbox import SandboxProvider
@@ -37,11 +43,13 @@ SCARCE, FEW_INODES = 1 << 30, 10_000
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A request that can run: its tasks, its agent, and the sandbox that will be used."""
+    """A request that can be understood: its tasks, agents and models, and the sandbox to use."""
 
     tasks: tuple[Task, ...]
-    agent: Agent
     sandbox: str
+    agents: tuple[str, ...]
+    models: tuple[ModelSpec, ...]
+    agent_version: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -55,7 +63,10 @@ async def check(config: EvaluationConfig) -> Checked:
     _check_variables(config, tasks)
     asked = config.sandbox if "sandbox" in config.model_fields_set else None
     sandbox, note = await choose_sandbox(asked, tasks)
-    return Checked(tuple(tasks), agent, sandbox, (note,) if note else ())
+    models = (model_spec(config),) if agent.capabilities().needs_model else ()
+    return Checked(
+        tuple(tasks), sandbox, (config.agent,), models, agent.version, notes=(note,) if note else ()
+    )
 
 
 def select_tasks(config: EvaluationConfig) -> list[Task]:
@@ -102,7 +113,7 @@ async def choose_sandbox(asked: str | None, tasks: Sequence[Task]) -> tuple[str,
         return "docker", None
     others = [task.name for task in tasks if task.backend != "local"]
     if asked is not None or others:
-        asks = f"; {_some(others)} {'needs' if len(others) == 1 else 'need'} docker" if others else ""
+        asks = f"; docker is needed for {_some(others)}" if others else ""
         fix = problem.fix or "repair it"
         if "--sandbox local" not in fix:
             fix += ", or use --sandbox local"
@@ -111,8 +122,6 @@ async def choose_sandbox(asked: str | None, tasks: Sequence[Task]) -> tuple[str,
 
 
 async def _docker_problem() -> PrerequisiteError | None:
-    if "docker" not in registry.names("sandboxes"):
-        return PrerequisiteError("this install has no docker sandbox", fix="install it")
     provider: SandboxProvider = registry.resolve("sandboxes", "docker")()
     try:
         await sandbox_ready(provider)
@@ -146,6 +155,13 @@ def _check_agent(config: EvaluationConfig, agent: Agent, tasks: Sequence[Task]) 
             raise UsageError(
                 f"no reference solution for the oracle in {_some(without)}", fix="add oracle/solve.sh"
             )
+    need = agent.capabilities().min_memory_mb or 0
+    small = [task.name for task in tasks if need > (task.limits.memory_mb or need)]
+    if small:
+        raise UsageError(
+            f"agent {config.agent!r} takes {need} MB of memory; {_some(small)} allows less",
+            fix="raise the task's memory_mb",
+        )
 
 
 def _check_variables(config: EvaluationConfig, tasks: Sequence[Task]) -> None:
@@ -169,27 +185,55 @@ def _check_variables(config: EvaluationConfig, tasks: Sequence[Task]) -> None:
 
 
 async def open_checked(
-    config: EvaluationConfig, checked: Checked, say: Callable[[str], None]
+    config: EvaluationConfig | RuntimeConfig, checked: Checked, say: Callable[[str], None]
 ) -> tuple[Planes, dict[str, Any] | None]:
-    """Open the planes a job shares and prove that its disk has room, its sandbox can start and its
-    endpoint answers. Returns them with what the endpoint said; ``say`` hears what a user should
-    know. Raises ``PrerequisiteError``."""
-    for folder in (config.jobs_dir, state_dir()):
+    """Open the planes a job shares and prove that its disk has room, its sandbox can start, its
+    endpoint answers and its agent is installed. Returns them with what the endpoint said; ``say``
+    hears what a user should know. Raises ``PrerequisiteError``."""
+    for folder in (Path(config.jobs_dir), state_dir()):
         if scarce := room(folder):
             say(scarce)
-    needs_model = checked.agent.capabilities().needs_model
-    planes = await open_planes(checked.sandbox, with_gateway=needs_model)
+    planes = await open_planes(checked.sandbox, with_gateway=bool(checked.models))
+    provider, gateway, probe = planes.provider, planes.gateway, None
     try:
         _, secrets = resolve_env(config.agent_env, "--agent-env", given=True)
         planes.redact.add(*secrets)
-        await sandbox_ready(planes.provider)
+        await sandbox_ready(provider)
+        for agent in checked.agents:
+            await agent_fits(agent, provider)
         for task in checked.tasks:
-            await planes.provider.check(image_source(task, config.local_base))
-        probe = dict(await planes.gateway.probe(model_spec(config))) if planes.gateway else None
+            await provider.check(image_source(task, config.local_base, config.base_image_override))
+        for spec in checked.models:
+            assert gateway is not None  # opened for them
+            probe = dict(await gateway.probe(spec))
+        for agent in checked.agents:
+            agent_whole(await catalog.ensure_bundle(agent, say))
     except BaseException:
         await planes.close()
         raise
     return planes, probe
+
+
+async def agent_fits(name: str, provider: SandboxProvider) -> None:
+    """Raise ``PrerequisiteError`` when what is installed here for an agent cannot run there."""
+    there, here = (await provider.facts()).get("machine", platform.machine()), platform.machine()
+    if there != here and catalog.bundle_status(name).needed:
+        raise PrerequisiteError(
+            f"agent {name} is installed for {here}, and the sandbox {provider.name!r} runs {there}",
+            fix=f"run it from a {there} machine",
+        )
+
+
+def agent_whole(status: BundleStatus) -> None:
+    """Raise ``PrerequisiteError`` when files of an installed agent are gone or cut short."""
+    if status.folder is None:
+        return
+    files = (path.lstat() for path in status.folder.rglob("*") if path != status.folder / MARKER)
+    if sum(found.st_size for found in files if stat.S_ISREG(found.st_mode)) != status.size_bytes:
+        raise PrerequisiteError(
+            f"agent {status.name} {status.version} is damaged: files are missing in {status.folder}",
+            fix=f"bench agent remove {status.name}, then bench agent install {status.name}",
+        )
 
 
 def room(folder: os.PathLike[str]) -> str | None:
