@@ -10,10 +10,11 @@ from aiohttp import web
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.gateway import ModelSpec
 from benchflow.gateway import failures
+from benchflow.gateway.client import Client
 from benchflow.gateway.exchange import Patience
 from benchflow.gateway.probe import probe_endpoint
 from benchflow.gateway.providers import resolve
-from benchflow.gateway.upstream import Breaker, Guard, HttpUpstream, open_client
+from benchflow.gateway.upstream import Breaker, Guard, HttpUpstream
 
 HELLO = [{"role": "user", "content": "hi"}]
 MORE = [*HELLO, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
@@ -268,7 +269,7 @@ async def test_the_probe_does_not_wait_for_a_silent_endpoint(flaky):
 
     flaky.answers.append(silent)
     target = resolve(ModelSpec("vllm/m", policy_url=flaky.url), {})
-    async with open_client(900) as client:
+    async with Client(900) as client:
         upstream = HttpUpstream(target, Guard(Breaker(1)), client)
         with pytest.raises(PrerequisiteError, match=r"answered none within 0\.2 s"):
             await probe_endpoint(upstream, client, patience=0.2)

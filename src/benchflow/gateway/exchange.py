@@ -29,9 +29,10 @@ from benchflow.gateway.asgi import (
     send_head,
     send_json,
 )
+from benchflow.gateway.client import Answer, Unreachable
 from benchflow.gateway.recorder import Recorder
 from benchflow.gateway.route import Route
-from benchflow.gateway.upstream import Answer, Submission, Unreachable
+from benchflow.gateway.upstream import Submission
 
 _SECRET_HEADERS = frozenset(
     {b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie", b"proxy-authorization"}

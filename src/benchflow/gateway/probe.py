@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.gateway import failures, tokens, wire
+from benchflow.gateway.client import Client, Unreachable
 from benchflow.gateway.providers import SCRIPTED
-from benchflow.gateway.upstream import Submission, Unreachable, Upstream, served_models
+from benchflow.gateway.upstream import Submission, Upstream, served_models
 
 _QUESTION = [{"role": "user", "content": "Say one word."}]
 _SMALLEST_GAP = 1e-3
@@ -20,7 +19,7 @@ PATIENCE = 60.0
 
 
 async def probe_endpoint(
-    upstream: Upstream, client: aiohttp.ClientSession, patience: float = PATIENCE
+    upstream: Upstream, client: Client, patience: float = PATIENCE
 ) -> Mapping[str, object]:
     """``{"endpoint", "provider", "model", "listed", "level", "logprobs_mode", "policy_version"}``.
 

@@ -8,20 +8,19 @@ import socket as sockets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.gateway import ModelRoute, ModelSpec
 from benchflow.gateway import exchange, providers, wire
 from benchflow.gateway.asgi import Listener, Receive, Scope, Send, send_json
 from benchflow.gateway.capture import CallLog
+from benchflow.gateway.client import Client
 from benchflow.gateway.exchange import Patience
 from benchflow.gateway.probe import probe_endpoint
 from benchflow.gateway.route import Route
 from benchflow.gateway.scripted.engine import rollout_seed
 from benchflow.gateway.scripted.policy import load_policy
 from benchflow.gateway.scripted.upstream import ScriptedUpstream
-from benchflow.gateway.upstream import Breaker, Guard, HttpUpstream, Upstream, open_client
+from benchflow.gateway.upstream import Breaker, Guard, HttpUpstream, Upstream
 from benchflow.kernel.storage import Redactor
 
 DIALECTS: Mapping[tuple[str, str], Callable[..., Awaitable[None]]] = {
@@ -59,7 +58,7 @@ class GatewayServer:
         self._cooldown = cooldown
         self._read_timeout = read_timeout
         self._listener = Listener(self._app, socket)
-        self._client: aiohttp.ClientSession | None = None
+        self._client: Client | None = None
         self._guards: dict[tuple[str, str | None], Guard] = {}
         self._scripted: dict[str, ScriptedUpstream] = {}
         self._routes: dict[str, Route] = {}
@@ -70,7 +69,7 @@ class GatewayServer:
     async def start(self) -> None:
         self._inside_port = _free_port()
         await self._listener.start()
-        self._client = open_client(self._read_timeout)
+        self._client = Client(self._read_timeout)
 
     async def stop(self) -> None:
         """Close what routes are left, then the socket and the connections. Idempotent."""

@@ -303,10 +303,11 @@ async def _endpoint(question: Question) -> list[Check]:
 
 async def _only_model(url: str | None) -> str:
     """The model of a policy server that was named without one, when it serves exactly one."""
-    from benchflow.gateway.upstream import open_client, served_models
+    from benchflow.gateway.client import Client
+    from benchflow.gateway.upstream import served_models
 
     target = providers.resolve(ModelSpec(model="vllm/any", policy_url=url))
-    async with open_client(ENDPOINT_PATIENCE) as client:
+    async with Client(ENDPOINT_PATIENCE) as client:
         served = await served_models(client, target)
     if served and len(served) == 1:
         return f"vllm/{served[0]}"

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from benchflow.gateway import wire
+from benchflow.gateway.client import Answer, Unreachable
 from benchflow.gateway.providers import Target
 from benchflow.gateway.scripted.engine import answer
 from benchflow.gateway.scripted.policy import Policy
-from benchflow.gateway.upstream import Answer, Guard, Submission, Unreachable
+from benchflow.gateway.upstream import Guard, Submission
 
 
 @dataclass(slots=True)
