@@ -20,6 +20,8 @@ from benchflow.sandboxes.dockerfile import Instruction
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
 _STEP = re.compile(r"Step (\d+)/\d+ : ")
+_CHATTER = re.compile(r"\n| ---> .*\n|Removing intermediate container .*\n")
+"""What the engine says between the commands' own output."""
 _EXIT = re.compile(r"returned a non-zero code: (\d+)|exit code: (\d+)")
 _LONGEST_MESSAGE = 1 << 24
 _BATCH = 1 << 20
@@ -143,7 +145,8 @@ class _Output:
     def _said(self, text: str) -> None:
         match = _STEP.match(text)
         if match is None:
-            self._log.write(text.encode())
+            if not _CHATTER.fullmatch(text):
+                self._log.write(text.encode())
             return
         index = int(match[1]) - 1
         self._begin(self._steps[index] if index < len(self._steps) else None)

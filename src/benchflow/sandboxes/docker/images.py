@@ -38,6 +38,8 @@ _BASES = "benchflow.bases"
 """Label: the base images by name, with the ids that the build found under these names."""
 _BUILDER = "benchflow.builder"
 """Label of a volume that stands on the engine while a build runs: who is building."""
+_running: set[str] = set()
+"""The builds of this process that run now; other marks of its own were cut off."""
 _ASK_SEC = 30.0
 _STALE_SEC = 24 * 3600.0
 """Age at which the cached steps of a build that failed are removed with the leftovers."""
@@ -106,7 +108,7 @@ class Images:
         if found is None:
             async with self._one_builder(tag):
                 found = await self._current(tag, recipe) or await self._built(recipe, tag)
-        return _described(found, recipe.stages[-1].image or "scratch", tuple(notes))
+        return _described(found, recipe.base, tuple(notes))
 
     async def _tag(self, recipe: Recipe) -> str:
         def name() -> str:
@@ -175,12 +177,16 @@ class Images:
         name = f"benchflow-build-{os.urandom(6).hex()}"
         labels = {_BUILDER: json.dumps(Owner.current().record()), "benchflow.tag": tag}
         await self._engine.json("POST", "volumes/create", body={"Name": name, "Labels": labels})
+        _running.add(name)
         try:
-            yield
+            try:
+                yield
+            finally:
+                _running.discard(name)
         except BenchflowError:
-            await self._engine.json("DELETE", f"volumes/{name}")
+            await self._removed(f"volumes/{name}")
             raise
-        await self._engine.json("DELETE", f"volumes/{name}")
+        await self._removed(f"volumes/{name}")
 
     # -- images of others --------------------------------------------------------------
 
@@ -266,7 +272,8 @@ class Images:
         owners = {
             mark["Name"]: Owner.parse(json.loads(mark["Labels"][_BUILDER])) for mark in marks["Volumes"] or []
         }
-        if any(owner.alive() for owner in owners.values()):
+        me = Owner.current()
+        if any(name in _running if owner == me else owner.alive() for name, owner in owners.items()):
             return []
         age = older_than if owners else max(older_than, _STALE_SEC)
         who = ", ".join(sorted(str(owner) for owner in owners.values())) or "a build that failed"

@@ -12,7 +12,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchflow.contracts.errors import ImageBuildError
@@ -57,6 +57,8 @@ class Stage:
 
     instruction: Instruction
     image: str | None
+    parent: str
+    """The image or stage that FROM names, in lower case."""
     alias: str
     platform: str
 
@@ -76,7 +78,8 @@ class Recipe:
         except OSError as error:
             raise ImageBuildError(f"cannot read {source.dockerfile}: {error.strerror}") from error
         self.dockerfile: Dockerfile = parse(self.text, _DIALECT)
-        self.stages = tuple(_stages(self.dockerfile, source))
+        self.stages = _stages(self.dockerfile, source)
+        self.base = _root(self.stages).image or "scratch"
 
     @property
     def bases(self) -> list[tuple[str, str]]:
@@ -218,26 +221,28 @@ def _file(item: Item, info: tarfile.TarInfo) -> Iterator[bytes]:
     yield padding(info.size)
 
 
-def _stages(dockerfile: Dockerfile, source: ImageSource) -> Iterator[Stage]:
+def _stages(dockerfile: Dockerfile, source: ImageSource) -> list[Stage]:
     values: dict[str, str] = {}
     named: list[Stage] = []
-    froms = [item for item in dockerfile.instructions if item.keyword == "FROM"]
     for instruction in dockerfile.instructions:
         if instruction.keyword == "ARG" and not named and "=" in instruction.value:
             values |= dict(_told(instruction, pairs, instruction.value, values, dockerfile.escape))
         if instruction.keyword == "FROM":
-            stage = _stage(instruction, dockerfile, values, [item.alias for item in named])
-            if stage.image:
-                image = source.base_for(stage.image, last=_leads_to(froms, instruction, stage))
-                stage = Stage(instruction, image, stage.alias, stage.platform)
-            named.append(stage)
-    yield from named
+            named.append(_stage(instruction, dockerfile, values, [item.alias for item in named]))
+    root = _root(named)
+    return [
+        replace(stage, image=source.base_for(stage.image, last=stage is root)) if stage.image else stage
+        for stage in named
+    ]
 
 
-def _leads_to(froms: list[Instruction], instruction: Instruction, stage: Stage) -> bool:
-    """True when the image itself starts from this stage: it is the last, or the last names it."""
-    last = froms[-1]
-    return instruction is last or (bool(stage.alias) and last.value.split()[0].lower() == stage.alias)
+def _root(stages: Sequence[Stage]) -> Stage:
+    """The stage whose base is the base of the image: the last, or what it starts from."""
+    stage = stages[-1]
+    for earlier in reversed(stages[:-1]):
+        if earlier.alias and stage.parent == earlier.alias:
+            stage = earlier
+    return stage
 
 
 def _stage(
@@ -255,7 +260,7 @@ def _stage(
     inner = parts[0] == "scratch" or parts[0].lower() in aliases
     if not inner and not is_image_name(parts[0]):
         raise ImageBuildError(f"Dockerfile line {instruction.line}: {parts[0]!r} is not an image name")
-    return Stage(instruction, None if inner else parts[0], alias, platform)
+    return Stage(instruction, None if inner else parts[0], parts[0].lower(), alias, platform)
 
 
 def _platforms(values: Mapping[str, str]) -> dict[str, str]:
