@@ -31,7 +31,7 @@ WAYS = [
     ("docker", "open", "namespace"),
     ("docker", "open", "bridge"),
 ]
-WITH_PROCESS = [way for way in WAYS if way[2] == "stream" or way == ("docker", "none", "socket")]
+STREAMS = [way for way in WAYS if way[2] == "stream"]
 Reach = Callable[..., Awaitable[Sandbox]]
 
 
@@ -273,11 +273,11 @@ KILL_DOOR = (
     "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
     "    try: words = open(f'/proc/{pid}/cmdline').read().split(chr(0))\n"
     "    except OSError: continue\n"
-    "    if any(word.startswith(f'{PORT}=') for word in words): os.kill(int(pid), 9); print('killed')"
-).replace("{PORT}", str(PORT))
+    f"    if words[-2:] == ['{PORT}', '']: os.kill(int(pid), 9)"
+)
 
 
-@through(WITH_PROCESS)
+@through(STREAMS)
 async def test_a_killed_door_is_the_sandboxs_error(reach, serve, mode: str, via: str) -> None:
     sandbox = await reach(await serve(lambda reader, writer: writer.close()), mode, via)
     refused = await sandbox.exec(["python3", "-c", KILL_DOOR], user="agent")
@@ -333,60 +333,6 @@ async def test_what_is_chosen_needs_the_least(create, serve, mode: str, expected
 # -- the process inside -------------------------------------------------------------------
 
 
-@pytest.fixture
-async def speaking(create, folder: Path):
-    """Doors whose program finds one language only, in a local sandbox without any door."""
-    opened: list[InsideDoors] = []
-
-    async def speaking(language: str, path: Path, way: str) -> Sandbox:
-        sandbox = await create()
-        setup = f"mkdir -p /only; ln -s $(command -v env) $(command -v {language or 'true'}) /only"
-        assert (await sandbox.exec(f"command -v {language or 'true'}")).ok, f"the host has no {language}"
-        await sandbox.exec(setup)
-        routes = {PORT: path} if way == "streamed" else {PORT: str(path)}
-
-        async def spawn(argv: list[str]):
-            return await sandbox.spawn(argv, env={"PATH": "/only"})
-
-        made = InsideDoors(spawn, lambda reason: None, **{way: routes})
-        opened.append(made)
-        await made.open()
-        return sandbox
-
-    yield speaking
-    for made in opened:
-        await made.close()
-
-
-@pytest.mark.parametrize("provider", ["local"], indirect=True)
-@pytest.mark.parametrize("language", ["python3", "perl", "node"])
-async def test_each_language_does_the_same(speaking, serve, language: str) -> None:
-    """Large both ways and fifty at once, over the streams."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        data = await reader.read()
-        writer.write(data[::-1])
-        writer.close()
-
-    sandbox = await speaking(language, await serve(handle), "streamed")
-    program = (
-        "import os, threading\n"
-        "def call(number):\n"
-        "    data = os.urandom(3 << 20 if number % 10 == 0 else number)\n"
-        "    s = dial(); s.sendall(data); s.shutdown(socket.SHUT_WR)\n"
-        "    print(f'{s.makefile(\"rb\").read() == data[::-1]}\\n', end='')\n"
-        "threads = [threading.Thread(target=call, args=(n,)) for n in range(50)]\n"
-        "[t.start() for t in threads]; [t.join() for t in threads]"
-    )
-    assert await run(sandbox, program) == "True\n" * 50
-
-
-@pytest.mark.parametrize("provider", ["local"], indirect=True)
-async def test_without_any_language_it_says_so(speaking, folder: Path) -> None:
-    with pytest.raises(SandboxStartError, match="needs python3, perl or node in the image"):
-        await speaking("", folder / "g.sock", "streamed")
-
-
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 async def test_a_port_that_is_taken_is_told(create, folder: Path) -> None:
     sandbox = await create()
@@ -398,9 +344,8 @@ async def test_a_port_that_is_taken_is_told(create, folder: Path) -> None:
         ]
     )
     await taken.stdout.readline()
-    made = InsideDoors(sandbox.spawn, lambda reason: None, streamed={PORT: folder / "g.sock"})
     with pytest.raises(SandboxStartError, match=r"did not open: .*in use"):
-        await made.open()
+        await sandbox.open_doors({PORT: folder / "g.sock"})
 
 
 def frame(kind: str, number: int = 0, value: int = 0) -> str:
@@ -442,7 +387,7 @@ async def test_a_process_that_breaks_the_rules_is_lost(create, serve, said: str,
         process.stdin.write((frame("R") + said + "\n").encode())
         return process
 
-    made = InsideDoors(spawn, lost, streamed={PORT: await serve(deaf)})
+    made = InsideDoors(spawn, [], {PORT: await serve(deaf)}, lost)
     await made.open()
     async with asyncio.timeout(30):
         await told.wait()

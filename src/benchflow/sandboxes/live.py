@@ -36,6 +36,7 @@ from benchflow.sandboxes.transfer import pack, unpack
 
 DEFAULT_WORKDIR = "/app"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LISTENER = Path(__file__).parent / "local" / "inside" / "listen.py"
 
 T = TypeVar("T")
 
@@ -236,19 +237,23 @@ class LiveSandbox(ABC):
         self.closing.push_async_callback(exposed.close)
         return Endpoint(f"http://127.0.0.1:{exposed.port}")
 
-    async def open_doors(self, *, joined: Mapping[int, str], streamed: Mapping[int, Path]) -> None:
-        """Have a process inside hold ports open, see ``InsideDoors``; without it the sandbox is
-        lost. Raises ``SandboxStartError``."""
+    async def open_doors(self, sockets: Mapping[int, Path]) -> None:
+        """Have a process inside hold ports open that lead to sockets of the host, see
+        ``InsideDoors``; without it the sandbox is lost. Raises ``SandboxStartError``."""
 
         async def spawn(argv: list[str]) -> LiveProcess:
-            return await self._commands.spawn(self._request(argv, None, "/", None, False, "main"))
+            return await self._commands.spawn(self._request(argv, None, "/", {}, True, "main"))
 
         def lose(reason: str) -> None:
             self.resident.close(reason)
 
-        self._inside_doors = InsideDoors(spawn, lose, joined=joined, streamed=streamed)
+        self._inside_doors = InsideDoors(spawn, self._listener(), sockets, lose)
         self.closing.push_async_callback(self._inside_doors.close)
         await self._inside_doors.open()
+
+    def _listener(self) -> list[str]:
+        """The command that runs ``inside/listen.py``."""
+        return ["python3", "-I", "-S", "-c", _LISTENER.read_text()]
 
     def _doors_away(self) -> AbstractAsyncContextManager[None]:
         """For as long as nothing may run inside."""

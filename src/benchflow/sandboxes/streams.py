@@ -1,9 +1,8 @@
 """Doors that a process inside the sandbox holds open: for where the host cannot listen there.
 
-The process (``listen/``: for Python, Perl or Node, whichever the image has) listens on loopback
-ports inside. It joins each connection to a socket it can see, or sends it over its standard
-streams to us, who dial. So a sandbox that shares nothing with this host, a container on a
-remote engine, reaches the model over the one stream by which it is driven.
+The process (``inside/listen.py``) listens on loopback ports inside and sends what comes over its
+standard streams to us, who dial. So a sandbox that shares nothing with this host, a container
+on a remote engine, reaches the model over the one stream by which it is driven.
 
 A frame is a kind, a connection's number, a value, and for ``D`` so many bytes:
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -30,20 +29,8 @@ from benchflow.sandboxes.doors import CHUNK, MOST, connect, finish, receive
 
 WINDOW = 1 << 18
 _HEAD = struct.Struct(">cII")
-_NO_LANGUAGE = 97
 _READY_SEC = 30.0
 _UNREACHABLE = "the model cannot be reached: its door inside the sandbox"
-_HERE = Path(__file__).parent / "listen"
-_LAUNCH = f"""
-python=$1 perl=$2 node=$3; shift 3
-has() {{ command -v "$1" >/dev/null 2>&1; }}
-run() {{ exec env -i PATH="$PATH" "$@"; }}
-has python3 && run python3 -I -S -c "$python" "$@"
-has perl && run perl -e "$perl" -- "$@"
-has node && run node -e "$node" -- "$@"
-exit {_NO_LANGUAGE}
-"""
-
 Spawn = Callable[[list[str]], Awaitable[Process]]
 
 
@@ -60,35 +47,30 @@ class Channel:
 
 
 class InsideDoors:
-    """Ports inside that lead out for as long as a process inside lives.
+    """Ports inside that lead to unix sockets of the host for as long as a process inside lives.
 
-    ``joined`` ports lead to a unix socket's path inside or ``IP:port``, ``streamed`` ones to a
-    unix socket of the host. ``spawn`` starts a command as root inside. Should it end before
-    ``close``, ``on_lost`` is told why, once.
+    ``spawn`` starts a command as root inside, ``program`` is the one that runs ``listen.py``.
+    Should it end before ``close``, ``on_lost`` is told why, once.
     """
 
     def __init__(
         self,
         spawn: Spawn,
+        program: Sequence[str],
+        sockets: Mapping[int, Path],
         on_lost: Callable[[str], None],
-        *,
-        joined: Mapping[int, str] | None = None,
-        streamed: Mapping[int, Path] | None = None,
     ) -> None:
         self._spawn = spawn
+        self._program = program
+        self._sockets = dict(sockets)
         self._on_lost = on_lost
-        self._sockets = dict(streamed or {})
-        targets = {**(joined or {}), **dict.fromkeys(self._sockets, "-")}
-        self._routes = [f"{port}={target}" for port, target in targets.items()]
         self._process: Process | None = None
         self._channels: dict[int, Channel] = {}
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Return when the ports can be used. Raises ``SandboxStartError`` with the reason."""
-        if not self._routes:
-            return
-        self._process = process = await self._spawn(_command(self._routes))
+        self._process = process = await self._spawn([*self._program, *map(str, self._sockets)])
         try:
             async with asyncio.timeout(_READY_SEC):
                 await _ready(process)
@@ -240,17 +222,7 @@ async def _ready(process: Process) -> None:
         head = await process.stdout.readexactly(_HEAD.size)
     except asyncio.IncompleteReadError:
         said = (await process.stderr.read(4000)).decode("utf-8", "replace").strip()
-        if await process.wait() == _NO_LANGUAGE:
-            raise SandboxStartError(
-                f"{_UNREACHABLE} needs python3, perl or node in the image",
-                fix="add one to the image, or run as root on the engine's own host",
-            ) from None
         last = said.splitlines()[-1] if said else "it ended"
         raise SandboxStartError(f"{_UNREACHABLE} did not open: {last}", detail=said) from None
     if _HEAD.unpack(head)[0] != b"R":
         raise SandboxStartError(f"{_UNREACHABLE} speaks out of turn")
-
-
-def _command(routes: list[str]) -> list[str]:
-    programs = [(_HERE / f"listen.{kind}").read_text() for kind in ("py", "pl", "js")]
-    return ["/bin/sh", "-c", _LAUNCH, "door", *programs, *routes]

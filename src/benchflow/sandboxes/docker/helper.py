@@ -10,25 +10,23 @@ import asyncio
 import io
 import platform
 import tarfile
-import time
 from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxStartError
 from benchflow.sandboxes import runtime
 from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.labels import KIND, labels, owner_of
 
 PLACE = "/dev/.benchflow/helper"
 """Where it is mounted: below /dev, so that no mount point is left in the image."""
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_PATIENCE = 60.0
-_LABELS = {"benchflow.kind": "helper"}
 
 
-def command() -> list[str]:
-    """What a container runs: the helper, by its own dynamic loader."""
+def command(code: str = "import container; container.main()") -> list[str]:
+    """What a container runs: the helper (or other code of ``inside/``), by its own loader."""
     loader, (_, option, library, python, *rest) = (
         runtime.loader_path(),
-        runtime.argv("import container; container.main()"),
+        runtime.argv(code),
     )
     return [f"{PLACE}/lib/{loader.name}", option, f"{PLACE}/{library}", f"{PLACE}/{python}", *rest]
 
@@ -36,8 +34,9 @@ def command() -> list[str]:
 class HelperVolume:
     """Makes sure, once, that an engine has the helper."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, home: Path) -> None:
         self._engine = engine
+        self._home = home
         self._name = ""
         self._making = asyncio.Lock()
 
@@ -69,12 +68,11 @@ class HelperVolume:
         return True
 
     async def _fill(self, name: str, folder: Path, image: str) -> None:
-        """Whoever makes the container fills the volume; others wait. One that has been there
-        for long was left by a process that died."""
+        """Whoever makes the container fills the volume; others wait, while its maker lives."""
         mount = {"Type": "volume", "Source": name, "Target": "/helper", "VolumeOptions": {"NoCopy": True}}
-        body = {"Image": image, "Cmd": ["-"], "Labels": _LABELS, "HostConfig": {"Mounts": [mount]}}
+        marks = labels("sandbox", self._home, "helper")
+        body = {"Image": image, "Cmd": ["-"], "Labels": marks, "HostConfig": {"Mounts": [mount]}}
         data = await asyncio.to_thread(_packed, folder)
-        deadline = time.monotonic() + _PATIENCE
         while not await self._complete(name):
             try:
                 made = await self._engine.json(
@@ -83,18 +81,27 @@ class HelperVolume:
             except EngineError as error:
                 if error.status != 409:
                     raise SandboxStartError(f"cannot give the engine its helper: {error.message}") from error
-                await asyncio.sleep(0.2)
-                if time.monotonic() > deadline:
-                    await self._remove(f"{name}-filler")
+                await self._wait_for(f"{name}-filler")
                 continue
             try:
                 path = f"containers/{made['Id']}/archive"
                 async with self._engine.open("PUT", path, params={"path": "/helper"}, data=data):
                     pass
-                done = {"Name": f"{name}-complete", "Labels": _LABELS}
+                done = {"Name": f"{name}-complete", "Labels": {KIND: "helper"}}
                 await self._engine.json("POST", "volumes/create", body=done)
             finally:
                 await asyncio.shield(self._remove(made["Id"]))
+
+    async def _wait_for(self, filler: str) -> None:
+        try:
+            found = await self._engine.json("GET", f"containers/{filler}/json")
+        except EngineError:
+            return  # it is done
+        owner = owner_of(found["Config"]["Labels"] or {})
+        if owner is None or owner.alive():
+            await asyncio.sleep(0.2)
+        else:
+            await self._remove(filler)
 
     async def _remove(self, container: str) -> None:
         try:

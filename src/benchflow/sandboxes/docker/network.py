@@ -6,10 +6,11 @@ made for a rollout. The ways, the first that works being taken:
 
 - ``namespace``: we listen in the container's network namespace ourselves. Nothing is mounted,
   nothing runs inside, nobody inside can end it. Needs root on the engine's own host.
-- ``socket``: the host's sockets are mounted, and a process inside listens and joins.
-- ``stream``: that process sends everything over its standard streams. Works with any engine.
-- ``bridge``: we listen on the bridge's own address, and that process leads there. Only for an
-  open network, and only when asked for.
+- ``socket``: the host's sockets are mounted, and the helper listens and joins.
+- ``stream``: a process inside listens and sends everything over its standard streams. Works
+  with any engine.
+- ``bridge``: we listen on the bridge's own address, and the helper leads there. Only for an open
+  network, and only when asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from benchflow.contracts.errors import SandboxStartError, UsageError
 from benchflow.contracts.sandbox import DoorWay, SandboxSpec
@@ -36,16 +36,11 @@ _PLACE = "/dev/.benchflow/doors"
 """Where sockets are mounted: below /dev, so that no mount point is left in the image."""
 
 
-class OpenInside(Protocol):
-    """``LiveSandbox.open_doors``."""
-
-    async def __call__(self, *, joined: Mapping[int, str], streamed: Mapping[int, Path]) -> None: ...
-
-
 @dataclass(slots=True)
 class DockerNetwork:
     """``mode`` is the container's NetworkMode; ``env`` and ``binds`` (source, target) go into it
-    when it is created, ``open`` comes once it runs, ``closing`` when it is gone."""
+    when it is created. ``open`` comes once it runs, then the helper serves ``doors`` (port,
+    target), and ports are ``streamed``; ``closing`` when it is gone."""
 
     mode: str
     way: DoorWay
@@ -53,28 +48,27 @@ class DockerNetwork:
     env: dict[str, str] = field(default_factory=dict[str, str])
     binds: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     targets: dict[int, Path] = field(default_factory=dict[int, Path])
+    doors: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def open(
-        self, container: str, pid: int, gateway: str, shared: SharedDoors, inside: OpenInside
-    ) -> str | None:
-        """Open the ports of the running container: its id, its first process on this host, the
-        address of this host on its bridge ("" without one). Returns the way for ``enforced``,
-        None when nothing is to be reached. Raises ``SandboxStartError``."""
-        if not self.targets:
-            return None
+    async def open(self, container: str, pid: int, gateway: str, shared: SharedDoors) -> None:
+        """Open the ports of a running container as far as that is done from here: its id, its
+        first process on this host, the address of this host on its bridge ("" without one).
+        Raises ``SandboxStartError``."""
         if self.way == "namespace" and not await self._listen_within(container, pid):
             self.way = "stream"
-        if self.way == "stream":
-            await inside(joined={}, streamed=self.targets)
-        elif self.way == "socket":
-            await inside(joined={port: f"{_PLACE}/{port}" for port in self.targets}, streamed={})
+        if self.way == "socket":
+            self.doors = [(port, f"{_PLACE}/{port}") for port in self.targets]
         elif self.way == "bridge":
             for port, path in self.targets.items():
                 shared.open(gateway, port, path)
                 self.closing.push_async_callback(shared.close, gateway, port)
-            await inside(joined={port: f"{gateway}:{port}" for port in self.targets}, streamed={})
-        return self.way
+            self.doors = [(port, f"{gateway}:{port}") for port in self.targets]
+
+    @property
+    def streamed(self) -> dict[int, Path]:
+        """Ports and their sockets for ``LiveSandbox.open_doors``."""
+        return self.targets if self.way == "stream" else {}
 
     async def _listen_within(self, container: str, pid: int) -> bool:
         try:

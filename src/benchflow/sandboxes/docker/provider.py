@@ -53,13 +53,14 @@ class DockerProvider:
         self._home = home or state_dir()
         self.engine = Engine(host)
         self.images = Images(self.engine)
-        self._helper = HelperVolume(self.engine)
+        self._helper = HelperVolume(self.engine, self._home)
         self._info: dict[str, Any] = {}
         self._limits = EngineLimits({})
         self._on_this_host = False
         self._asked = False
         self._doors = SharedDoors()
         self._sandboxes: set[DockerSandbox] = set()
+        self._left: set[str] = set()  # containers that an engine which was away kept
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
         self._asking = asyncio.Lock()
 
@@ -101,6 +102,7 @@ class DockerProvider:
         await self.images.check(source)
 
     async def prepare(self, source: ImageSource) -> SandboxImage:
+        await self.engine.back()
         return await self.images.prepare(source)
 
     # -- sandboxes ---------------------------------------------------------------------
@@ -108,6 +110,7 @@ class DockerProvider:
     async def create(self, image: SandboxImage, spec: SandboxSpec) -> DockerSandbox:
         """Make, start and set up a container. Raises ``SandboxStartError`` with the reason."""
         await self.preflight()
+        await self.engine.back()
         volume = await self._helper.name(image.ref)
         network = await make_network(spec, on_this_host=self._on_this_host)
         name = f"{plain(spec.name)}-{uuid.uuid4().hex[:8]}"
@@ -118,7 +121,9 @@ class DockerProvider:
             resident.close()
             await network.closing.aclose()
             await asyncio.wait([making])  # what is asked for comes into being, whoever waits
+            self._left.add(name)
             await remove(self.engine, f"containers/{name}")
+            self._left.discard(name)
 
         try:
             enforced = await asyncio.shield(making)
@@ -142,7 +147,7 @@ class DockerProvider:
             body = configuration(
                 spec,
                 image,
-                labels=labels("sandbox", spec, self._home),
+                labels=labels("sandbox", self._home, spec.name, spec.job),
                 network=network.mode,
                 binds=[*((mount.source, mount.target) for mount in spec.mounts), *network.binds],
                 volume=volume,
@@ -168,16 +173,21 @@ class DockerProvider:
         workdir = workspace(spec.workdir or image.workdir)
         await resident.attach(self.engine, name)
         await self.engine.json("POST", f"containers/{name}/start")
+        if network.targets:
+            found = await self.engine.json("GET", f"containers/{name}/json")
+            gateway = found["NetworkSettings"].get("Gateway") or ""
+            await network.open(found["Id"], found["State"]["Pid"], gateway, self._doors)
         plan = {
             "agent": spec.agent_user or "",
             "users": True,
             "workdir": workdir,
             "fresh": not image.ref.startswith(SNAPSHOTS),
-            "doors": [],
+            "doors": network.doors,
             "lifetime": spec.lifetime_sec,
         }
         _, _, home = await resident.set_up(plan, spec.setup_timeout)
         told = {"network": spec.network.mode, "users": "range", "base": image.base, "upper": "disk"}
+        door = network.way if spec.model_door else None
         sandbox = DockerSandbox(
             spec,
             image,
@@ -187,19 +197,13 @@ class DockerProvider:
             container=name,
             workdir=workdir,
             env={**spec.env, **network.env},
-            enforced={**limits, **told, "agent_home": home},
+            enforced={**limits, **told, "model_door": door, "agent_home": home},
             threads=self._threads,
             remove=remove,
         )
-        if network.targets:
-            await self._open_doors(network, sandbox)
+        if network.streamed:
+            await sandbox.open_doors(network.streamed)
         return sandbox
-
-    async def _open_doors(self, network: DockerNetwork, sandbox: DockerSandbox) -> None:
-        found = await self.engine.json("GET", f"containers/{sandbox.container}/json")
-        gateway = found["NetworkSettings"].get("Gateway") or ""
-        way = await network.open(found["Id"], found["State"]["Pid"], gateway, self._doors, sandbox.open_doors)
-        sandbox.enforced = {**sandbox.enforced, "model_door": way}
 
     async def _why_it_ended(self, name: str, spec: SandboxSpec) -> str:
         """What the engine knows of a container whose first process has fallen silent."""
@@ -246,7 +250,11 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Tear down what is left of this provider's sandboxes, and hang up."""
-        await asyncio.gather(*(sandbox.teardown() for sandbox in list(self._sandboxes)))
+        ending = [sandbox.teardown() for sandbox in list(self._sandboxes)]
+        await asyncio.gather(*ending, return_exceptions=True)
+        with suppress(SandboxLostError, EngineError):
+            for name in self._left:
+                await remove(self.engine, f"containers/{name}")
         self._threads.shutdown(wait=False)
         await self.engine.close()
 

@@ -148,7 +148,7 @@ class LocalProvider:
         self._sandboxes.add(sandbox)
         try:
             if network.streamed:
-                await sandbox.open_doors(joined={}, streamed=network.streamed)
+                await sandbox.open_doors(network.streamed)
         except BaseException:
             await sandbox.teardown()
             raise

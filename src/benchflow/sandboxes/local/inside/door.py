@@ -1,4 +1,5 @@
-"""Loopback ports inside the sandbox that lead to unix sockets bound in from the host."""
+"""Loopback ports inside the sandbox that lead to unix sockets bound in from the host, or to an
+address of the host."""
 
 import _socket
 import select
@@ -10,24 +11,24 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class Door:
-    """Listens on ``127.0.0.1`` and joins each connection to its unix socket, in the helper's
-    own event loop."""
+    """Listens on ``127.0.0.1`` and joins each connection to its target (the path of a unix
+    socket, or ``IP:port``), in the helper's own event loop."""
 
     def __init__(self, poll, handlers, doors):
         self.poll = poll
         self.handlers = handlers
         self.targets = {}
-        for port, path in doors:
+        for port, target in doors:
             listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
             listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
             listener.listen(256)
-            self.targets[listener.fileno()] = (listener, path)
+            self.targets[listener.fileno()] = (listener, target)
             handlers[listener.fileno()] = self.on_connection
             poll.register(listener.fileno(), IN)
 
     def on_connection(self, fd, _events):
-        listener, path = self.targets[fd]
+        listener, target = self.targets[fd]
         try:
             accepted, _ = listener._accept()
         except OSError:
@@ -38,15 +39,29 @@ class Door:
         inner = _socket.socket(fileno=accepted)
         inner.setblocking(False)
         inner.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        outer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
-            outer.connect(path)
+            outer = dial(target)
         except OSError:
             inner.close()
-            outer.close()
             return
         outer.setblocking(False)
         Joint(self.poll, self.handlers, inner, outer)
+
+
+def dial(target):
+    if target.startswith("/"):
+        family, address = _socket.AF_UNIX, target
+    else:
+        host, port = target.split(":")
+        family, address = _socket.AF_INET, (host, int(port))
+    made = _socket.socket(family, _socket.SOCK_STREAM)
+    try:
+        made.settimeout(2.0)  # the helper must not hang on a host that does not answer
+        made.connect(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class End:
