@@ -35,6 +35,8 @@ VENDOR_KEYS = [
     "hf_abcdefghijklmnopqrstuvwxyz012345",
     "xoxb-123456789012-abcdefghijkl",
     "gsk_abcdefghijklmnopqrstuvwxyz",
+    *(f"{start}0123456789abcdefghijABCD" for start in ("xai-", "gho_", "ghs_", "github_pat_", "glpat-")),
+    *(f"{start}0123456789abcdefghijABCD" for start in ("sk-", "sk-or-", "ASIA", "ya29.", "xoxp-")),
 ]
 
 
