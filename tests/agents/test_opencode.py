@@ -16,6 +16,7 @@ from benchflow.contracts.agent import AskUser, StopReason
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.sandbox import ImageSource, ModelDoor, Sandbox, SandboxProvider, SandboxSpec
 from benchflow.gateway.calls import load_calls
+from benchflow.gateway.purpose import text_of
 from benchflow.jobs.config import EvaluationConfig
 from benchflow.jobs.evaluation import Evaluation
 from benchflow.kernel.registry import resolve
@@ -162,13 +163,9 @@ async def test_a_conversation_with_every_kind_of_turn(provider, open_place, reco
     assert len(asked) == 2 and {"allow_once", "reject_once"} <= set(asked[0].kinds)
 
     await loaded.prompt("What did I ask for?")
-    last = place.calls()[-1]["request"]["messages"]
-    words = [
-        m["content"] if isinstance(m["content"], str) else m["content"][0]["text"]
-        for m in last[1:]
-        if m["role"] == "user"
-    ]
-    assert words[0].strip() == "Make the file." and words[-1].strip() == "What did I ask for?"
+    messages = place.calls()[-1]["request"]["messages"]
+    words = [text_of(message["content"]).strip() for message in messages if message["role"] == "user"]
+    assert words[0] == "Make the file." and words[-1] == "What did I ask for?"
     assert {c["metadata"]["purpose"] for c in place.calls()} == {"agent"}
 
 
@@ -211,7 +208,7 @@ async def test_usage_is_kept_when_time_runs_out(provider, job):
     """C46."""
     jobs = await job([{"run": "echo 1 > /app/answer; sleep 600"}], timeout=8)
     (result,) = results(jobs)
-    assert result["error_category"] == "agent_timeout"
+    assert result["error_category"] == "timeout"
     assert result["agent_result"]["n_output_tokens"] > 0 and result["agent_result"]["n_input_tokens"] > 0
     assert result["rewards"] == {"reward": 1.0}, "what it had done is scored"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import os
 import ssl
@@ -212,8 +213,9 @@ class Engine:
         """A request whose body or answer is a stream (build, archive, events)."""
         await self.connect()
         sent = {"Content-Type": "application/json", **(headers or {})}
+        body = io.BytesIO(data) if isinstance(data, bytes) else data  # which aiohttp sends in parts
         try:
-            response = await self._open_http.request(method, self._url(path, params), data=data, headers=sent)
+            response = await self._open_http.request(method, self._url(path, params), data=body, headers=sent)
         except (aiohttp.ClientError, OSError) as error:
             raise self.lost(error) from error
         async with response:
