@@ -17,7 +17,6 @@ import yaml
 from aiohttp import web
 
 from benchflow.agents import catalog
-from benchflow.agents.bundle import BundleStatus
 from benchflow.contracts.agent import SessionContext
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.gateway import ModelSpec
@@ -32,15 +31,23 @@ WORKSPACE = "/app"
 
 
 @pytest.fixture(scope="session")
-def opencode(require: Callable[[object, str], None]) -> BundleStatus:
-    """opencode, installed once for all workers and runs of the tests."""
-    shared = Path.home() / ".cache" / "benchflow-tests" / "bundles"
-    os.environ.setdefault("BENCHFLOW_BUNDLES", str(shared))
-    try:
-        return asyncio.run(catalog.ensure_bundle("opencode"))
-    except PrerequisiteError as error:
-        require(False, str(error))
-        raise
+def shared_bundles(require: Callable[[object, str], None]) -> Path:
+    """Where opencode is installed, once for all workers and runs of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = os.environ.get("BENCHFLOW_BUNDLES") or Path.home() / ".cache" / "benchflow-tests" / "bundles"
+        patch.setenv("BENCHFLOW_BUNDLES", str(place))
+        try:
+            asyncio.run(catalog.ensure_bundle("opencode"))
+        except PrerequisiteError as error:
+            require(False, str(error))
+    return Path(place)
+
+
+@pytest.fixture
+def opencode(shared_bundles: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """opencode is installed; the folder of bundles."""
+    monkeypatch.setenv("BENCHFLOW_BUNDLES", str(shared_bundles))
+    return shared_bundles
 
 
 @pytest.fixture

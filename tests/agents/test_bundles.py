@@ -144,11 +144,11 @@ def registry() -> Iterator[Registry]:
 
 
 @pytest.fixture
-def place(opencode, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(shared_bundles: Path, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundles folder of its own that has the shared Node already, and a user whose npm
     configuration names the registry, a credential for it, and asks for scripts to be run."""
-    shared, own = bundle.bundles_dir(), tmp_path / "bundles"
-    for node in shared.glob("node-*"):
+    own = tmp_path / "bundles"
+    for node in shared_bundles.glob("node-*"):
         shutil.copytree(node, own / node.name, copy_function=os.link, symlinks=True)
     home = tmp_path / "home"
     home.mkdir()

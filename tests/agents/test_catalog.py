@@ -17,7 +17,7 @@ from benchflow.contracts.errors import UsageError
 MINIMAL = {"name": "x", "kind": "acp", "description": "d", "start": {"command": ["x"]}}
 
 
-@pytest.mark.parametrize("name", ["oracle", "nop", "mini", "scripted"])
+@pytest.mark.parametrize("name", ["oracle", "nop", "mini", "scripted", "opencode"])
 def test_every_declared_agent_loads(name):
     agent = catalog.load(name)
     assert isinstance(agent, Agent)
@@ -29,7 +29,7 @@ def test_an_alias_is_the_same_agent():
 
 
 def test_an_unknown_name_lists_what_exists():
-    with pytest.raises(UsageError, match=r"unknown agent 'minni' .*mini, nop, oracle, scripted"):
+    with pytest.raises(UsageError, match=r"unknown agent 'minni' .*mini, nop, opencode, oracle, scripted"):
         catalog.load("minni")
 
 
@@ -93,6 +93,8 @@ def test_listing_agents_imports_nothing_heavy():
         ({"aliases": [1]}, "here: aliases holds 1"),
         ({"env": {"A": 1}}, "here: env.A is not a string"),
         ({"start": {}, "kind": "builtin"}, "here: factory is missing"),
+        ({"install": {"npm": "x", "node": "24.1.0"}}, "here: version is missing .*pin it"),
+        ({"install": {"npm": "x"}, "version": "1"}, "here: install.node is missing"),
         ({"quirks": {"handshake_timeout": True}}, "here: quirks.handshake_timeout is not a float"),
     ],
 )

@@ -163,7 +163,7 @@ async def test_a_conversation_with_every_kind_of_turn(provider, open_place, reco
     assert len(asked) == 2 and {"allow_once", "reject_once"} <= set(asked[0].kinds)
 
     await loaded.prompt("What did I ask for?")
-    messages = place.calls()[-1]["request"]["messages"]
+    messages = place.calls()[-1]["request"]["body"]["messages"]
     words = [text_of(message["content"]).strip() for message in messages if message["role"] == "user"]
     assert words[0] == "Make the file." and words[-1] == "What did I ask for?"
     assert {c["metadata"]["purpose"] for c in place.calls()} == {"agent"}

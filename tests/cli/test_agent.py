@@ -25,7 +25,7 @@ def test_list_has_one_line_per_agent(bench):
     assert done.returncode == 0
     header, *lines = done.stdout.splitlines()
     assert header.split()[:2] == ["name", "protocol"]
-    assert [line.split()[0] for line in lines] == ["mini", "nop", "oracle", "scripted"]
+    assert [line.split()[0] for line in lines] == ["mini", "nop", "opencode", "oracle", "scripted"]
 
 
 def test_show_says_how_to_use_it(bench):
