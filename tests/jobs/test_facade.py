@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import benchflow as bf
-from benchflow.contracts.errors import UsageError
+from benchflow.contracts.errors import PrerequisiteError, UsageError
 
 
 @pytest.fixture
-def form(make_task, tmp_path):
+def form(make_task, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     task, jobs = make_task("easy"), tmp_path / "jobs"
 
     async def config():
@@ -38,6 +39,13 @@ async def test_each_form_runs_and_scores(form, how, tmp_path, capsys):
     assert bf.load_job(tmp_path / "jobs").rewards == [1.0]
     said = capsys.readouterr().err
     assert ("sandbox local" in said) is (how == "name")
+
+
+async def test_what_is_missing_stops_it_before_anything_is_written(make_task, tmp_path):
+    settings = bf.RuntimeConfig(sandbox="local", jobs_dir=tmp_path / "jobs", policy_url="http://127.0.0.1:9")
+    with pytest.raises(PrerequisiteError, match="connection refused"):
+        await bf.run("mini", task_path=make_task(), model="vllm/m", config=settings)
+    assert not (tmp_path / "jobs").exists()
 
 
 async def test_a_scene_with_two_turns_is_one_rollout(make_task, tmp_path):
