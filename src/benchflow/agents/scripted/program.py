@@ -17,20 +17,8 @@ import time
 import urllib.parse
 
 
-class Cancelled(Exception):
-    """The client cancelled the turn."""
-
-
-class TurnOver(Exception):
-    """An ``end`` action."""
-
-    def __init__(self, reason):
-        Exception.__init__(self, reason)
-        self.reason = reason
-
-
-class Refuse(Exception):
-    """A ``fail`` action: the request is answered with a JSON-RPC error."""
+class Over(Exception):
+    """The turn ends: its stop reason, or the JSON-RPC error that answers the request."""
 
 
 class Wire:
@@ -78,27 +66,23 @@ class Turn:
         self.usage = None
 
     def play(self, actions):
-        reason, error = "end_turn", None
+        end = "end_turn"
         try:
             self.run(actions)
-        except Cancelled:
-            reason = "cancelled"
-        except TurnOver as over:
-            reason = over.reason
-        except Refuse as refusal:
-            error = refusal.args[0]
+        except Over as over:
+            end = over.args[0]
         except Exception as fault:  # whatever went wrong, the client must not wait for ever
-            error = {"code": -32603, "message": f"{type(fault).__name__}: {fault}"}
-        self.reply(reason, error)
+            end = {"code": -32603, "message": f"{type(fault).__name__}: {fault}"}
+        self.reply(end)
 
-    def reply(self, reason, error=None):
+    def reply(self, end):
         if self.request_id is None:
             return
         message = {"id": self.request_id}
-        if error is not None:
-            message["error"] = error
+        if isinstance(end, dict):
+            message["error"] = end
         else:
-            message["result"] = {"stopReason": reason}
+            message["result"] = {"stopReason": end}
             if self.usage:
                 message["result"]["usage"] = self.usage
         self.request_id = None
@@ -107,7 +91,7 @@ class Turn:
     def run(self, actions):
         for action in actions:
             if self.cancel.is_set() and self.heeds_cancel:
-                raise Cancelled()
+                raise Over("cancelled")
             ((name, value),) = action.items()
             getattr(self, "do_" + name)(value)
 
@@ -137,14 +121,11 @@ class Turn:
 
     def do_run(self, what):
         call = self.call(what["title"], "execute", {"command": what["command"]})
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", what["command"]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        argv = ["/bin/sh", "-c", what["command"]]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        output = process.communicate()[0].decode("utf-8", "replace")
-        code = process.returncode
+        output, code = done.stdout.decode("utf-8", "replace"), done.returncode
         self.finish(call, code == 0, {"output": output, "metadata": {"exit": code}}, output)
 
     def do_write(self, what):
@@ -175,19 +156,15 @@ class Turn:
         """One chat completion through the gateway, said as a message."""
         base = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
         connection = http.client.HTTPConnection(base.netloc, timeout=600)
-        body = {
-            "model": os.environ["OPENAI_MODEL"],
-            "messages": [{"role": "user", "content": what.get("prompt") or self.prompt}],
-        }
-        headers = {
-            "Content-Type": "application/json",
-            "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
-        }
+        question = {"role": "user", "content": what.get("prompt") or self.prompt}
+        body = {"model": os.environ["OPENAI_MODEL"], "messages": [question]}
+        key = "Bearer " + os.environ["OPENAI_API_KEY"]
+        headers = {"Content-Type": "application/json", "Authorization": key}
         connection.request("POST", base.path + "/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         raw = response.read().decode("utf-8", "replace")
         if response.status != 200:
-            raise Refuse({"code": -32603, "message": f"the model answered {response.status}: {raw[:500]}"})
+            raise Over({"code": -32603, "message": f"the model answered {response.status}: {raw[:500]}"})
         self.do_say(json.loads(raw)["choices"][0]["message"].get("content") or "")
 
     def do_choose(self, branches):
@@ -200,10 +177,10 @@ class Turn:
 
     def do_sleep(self, seconds):
         if self.cancel.wait(seconds) and self.heeds_cancel:
-            raise Cancelled()
+            raise Over("cancelled")
 
     def do_end(self, reason):
-        raise TurnOver(reason)
+        raise Over(reason)
 
     def do_late(self, actions):
         """Answer the prompt now, then go on with ``actions``."""
@@ -233,7 +210,7 @@ class Turn:
         os._exit(code)
 
     def do_fail(self, error):
-        raise Refuse(error)
+        raise Over(error)
 
     def do_raw(self, text):
         self.wire.write(text.encode("utf-8", "surrogateescape"))
@@ -333,10 +310,7 @@ class Agent:
 
     def on_session_load(self, params):
         self.recall(params["sessionId"])
-        self.wire.update(
-            params["sessionId"],
-            {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "(replayed)"}},
-        )
+        Turn(self, self.wire, params["sessionId"], None, "").do_say("(replayed)")
         return {}
 
     def on_session_set_mode(self, params):

@@ -34,10 +34,13 @@ from benchflow.kernel.documents import YamlProblem, parse_yaml
 
 Action = dict[str, Any]
 
-_TEXT = ("say", "think", "end", "save_prompt", "raw", "on_cancel")
-_NUMBER = ("sleep", "crash", "big")
-_FLAG = ("hang", "close_stdout")
-_FREE = ("plan", "usage", "reply_usage", "raw_hex", "send", "fail")
+_PLAIN = {
+    **dict.fromkeys(("say", "think", "end", "save_prompt", "raw", "on_cancel"), str),
+    **dict.fromkeys(("sleep", "crash", "big"), (int, float)),
+    **dict.fromkeys(("hang", "close_stdout"), bool),
+    **dict.fromkeys(("plan", "usage", "reply_usage", "raw_hex", "send", "fail"), object),
+}
+"""Actions with a single value, and of which kind it is."""
 _TABLE = {
     "run": {"command"},
     "write": {"path", "content"},
@@ -47,7 +50,7 @@ _TABLE = {
     "model": set[str](),
 }
 """Actions that are mappings, with the keys they cannot do without."""
-_NAMES = sorted({*_TEXT, *_NUMBER, *_FLAG, *_FREE, *_TABLE, "late", "choose"})
+_NAMES = sorted({*_PLAIN, *_TABLE, "late", "choose"})
 _SHORT = {"run": "command", "stderr": "text"}
 """Mappings that may be written as just this key's value."""
 _TOP = {"seed", "actions", "turns", "handshake"}
@@ -78,20 +81,22 @@ def check(data: Any, source: str) -> dict[str, Any]:
     repeat = "actions" in data
     if not repeat and not isinstance(data["turns"], list):
         raise UsageError(f"{source}: turns is not a list")
-    lists = (
-        {"actions": data["actions"]} if repeat else {f"turns[{i}]": t for i, t in enumerate(data["turns"])}
-    )
     handshake = dict(data.get("handshake") or {})
     if "actions" in handshake:
         handshake["actions"] = _actions(handshake["actions"], source, "handshake.actions")
-    turns = [_actions(actions, source, where) for where, actions in lists.items()]
+    lists = [("actions", data["actions"])] if repeat else _numbered("turns", data["turns"])
+    turns = [_actions(actions, source, where) for where, actions in lists]
     return {"turns": turns, "repeat": repeat, "seed": data.get("seed", 0), "handshake": handshake}
 
 
 def _actions(value: Any, source: str, where: str) -> list[Action]:
     if not isinstance(value, list):
         raise UsageError(f"{source}: {where} is not a list of actions")
-    return [_action(item, source, f"{where}[{index}]") for index, item in enumerate(value)]
+    return [_action(item, source, at) for at, item in _numbered(where, value)]
+
+
+def _numbered(where: str, items: list[Any]) -> list[tuple[str, Any]]:
+    return [(f"{where}[{index}]", item) for index, item in enumerate(items)]
 
 
 def _action(item: Any, source: str, where: str) -> Action:
@@ -105,10 +110,9 @@ def _action(item: Any, source: str, where: str) -> Action:
         return {name: _branches(value, source, where)}
     if name == "late":
         return {name: _actions(value, source, where)}
-    accepted = str if name in _TEXT else (int, float) if name in _NUMBER else bool if name in _FLAG else None
-    if accepted is None and name not in _FREE:
+    if name not in _PLAIN:
         raise UsageError(f"{source}: unknown action {where}", fix=f"known: {', '.join(_NAMES)}")
-    if accepted is not None and not isinstance(value, accepted):
+    if not isinstance(value, _PLAIN[name]):
         raise UsageError(f"{source}: {where} has the wrong type: {value!r}")
     return {name: value}
 
@@ -128,10 +132,8 @@ def _table(name: str, value: Any, source: str, where: str) -> dict[str, Any]:
         table.setdefault("title", table["command"].strip().split("\n")[0][:200])
     if name == "ask":
         table["options"] = [_option(option, source, f"{where}.options") for option in table["options"]]
-        then = table.get("then") or {}
-        table["then"] = {
-            str(key): _actions(actions, source, f"{where}.then.{key}") for key, actions in then.items()
-        }
+        then = (table.get("then") or {}).items()
+        table["then"] = {str(key): _actions(value, source, f"{where}.then.{key}") for key, value in then}
     return table
 
 
@@ -146,8 +148,7 @@ def _branches(value: Any, source: str, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{source}: {where} is not a list of {{weight, actions}}")
     branches: list[dict[str, Any]] = []
-    for index, branch in enumerate(value):
-        place = f"{where}[{index}]"
+    for place, branch in _numbered(where, value):
         weight = branch.get("weight", 1) if isinstance(branch, dict) else None
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or weight <= 0:
             raise UsageError(f"{source}: {place}: weight is not a positive number")
