@@ -291,7 +291,7 @@ async def test_unchanged_steps_are_taken_from_the_cache(
         ran.append(argv[-1])
         return await run_once(rootfs, upper, argv, **options)
 
-    provider.builder._run = counting  # type: ignore[assignment]
+    provider.builder.run = counting  # type: ignore[assignment]
     text = "FROM x\nRUN echo 1 >/one\nCOPY counts.csv /c\nRUN echo 2 >/two\n"
     first = await build(text)
     assert ran == ["echo 1 >/one", "echo 2 >/two"]

@@ -195,36 +195,22 @@ def _ignore_lines(root: Path) -> list[str]:
         return []
 
 
+_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+"""``*`` and ``?`` stay within a path component; ``**`` spans any number of them."""
+_PIECE = re.compile(r"\*\*/|\*\*|\[.[^\]]*\]|\\.|.", re.DOTALL)
+
+
 def _glob(pattern: str) -> re.Pattern[str]:
-    """``*`` and ``?`` stay within a path component; ``**`` spans any number of them."""
-    out = ""
-    at = 0
-    while at < len(pattern):
-        if pattern.startswith("**", at):
-            at += 2
-            if pattern.startswith("/", at):
-                at += 1
-                out += "(?:.*/)?"
-            else:
-                out += ".*"
-            continue
-        char = pattern[at]
-        at += 1
-        if char == "*":
-            out += "[^/]*"
-        elif char == "?":
-            out += "[^/]"
-        elif char == "[" and "]" in pattern[at + 1 :]:
-            end = pattern.index("]", at + 1)
-            inner = pattern[at:end].replace("\\", r"\\")
-            out += f"[^{inner[1:]}]" if inner.startswith(("!", "^")) else f"[{inner}]"
-            at = end + 1
-        elif char == "\\" and at < len(pattern):
-            out += re.escape(pattern[at])
-            at += 1
-        else:
-            out += re.escape(char)
-    return re.compile(out, re.DOTALL)
+    return re.compile("".join(map(_translated, _PIECE.findall(pattern))), re.DOTALL)
+
+
+def _translated(piece: str) -> str:
+    if piece in _WILD:
+        return _WILD[piece]
+    if piece[0] == "[" and len(piece) > 1:
+        inner = piece[1:-1].replace("\\", r"\\")
+        return f"[^{inner[1:]}]" if inner.startswith(("!", "^")) else f"[{inner}]"
+    return re.escape(piece[-1])
 
 
 def _matches(name: str, parts: list[str]) -> bool:

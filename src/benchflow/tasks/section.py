@@ -7,6 +7,7 @@ Each reader notes its key as known and reports a wrong value with file, line and
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from benchflow.kernel.documents import Key
@@ -56,30 +57,15 @@ class Section:
             self.problem(key, why)
 
     def text(self, key: str) -> str | None:
-        value = self.value(key)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not value.strip() or "\0" in value:
-            self.problem(key, f"must be a text, not {_show(value)}")
-            return None
-        return value
+        return self._checked(key, _is_text, "a text")
 
     def flag(self, key: str) -> bool | None:
-        value = self.value(key)
-        if value is None or isinstance(value, bool):
-            return value
-        self.problem(key, f"must be true or false, not {_show(value)}")
-        return None
+        return self._checked(key, lambda value: isinstance(value, bool), "true or false")
 
     def number(self, key: str) -> float | None:
         """A finite number above 0."""
-        value = self.value(key)
-        if value is None:
-            return None
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST:
-            self.problem(key, f"must be a number, not {_show(value)}")
-            return None
-        if value <= 0:
+        value = self._checked(key, _is_number, "a number")
+        if value is not None and value <= 0:
             self.problem(key, f"must be above 0, not {_show(value)}")
             return None
         return value
@@ -94,13 +80,7 @@ class Section:
         return None if chosen is None else max(1, round(chosen))
 
     def names(self, key: str) -> tuple[str, ...]:
-        value = self.value(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
-            self.problem(key, f"must be a list of texts, not {_show(value)}")
-            return ()
-        return tuple(value)
+        return tuple(self._checked(key, _is_texts, "a list of texts") or ())
 
     def env(self) -> dict[str, str]:
         """Environment variables under ``env``; a number becomes its text."""
@@ -117,10 +97,7 @@ class Section:
 
     def table(self, key: str) -> Section:
         """The mapping under ``key``; an empty one when it is absent or no mapping."""
-        value = self.value(key)
-        if value is not None and not isinstance(value, dict):
-            self.problem(key, f"must be a mapping, not {_show(value)}")
-            value = None
+        value = self._checked(key, lambda value: isinstance(value, dict), "a mapping")
         return Section(self.source, self.findings, (*self.at, key), value or {})
 
     def close(self, *, strict: bool | None = None) -> None:
@@ -135,18 +112,38 @@ class Section:
                 self.warn(key, f"ignored: {message}")
 
     def _size(self, key: str) -> float | None:
+        value = self._checked(key, _is_size, 'a size such as "2G" or "512M"')
+        match = _SIZE.fullmatch(value or "")
+        return float(match[1]) * _MEGABYTES[match[2].lower()] if match else None
+
+    def _checked(self, key: str, sound: Callable[[Any], bool], what: str) -> Any:
+        """The value when it is ``what`` was asked for; None when it is absent, or wrong."""
         value = self.value(key)
-        if value is None:
-            return None
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        if match is None or not float(match[1]):
-            self.problem(key, f'must be a size such as "2G" or "512M", not {_show(value)}')
-            return None
-        return float(match[1]) * _MEGABYTES[match[2].lower()]
+        if value is None or sound(value):
+            return value
+        self.problem(key, f"must be {what}, not {_show(value)}")
+        return None
 
     def _place(self, key: str, message: str) -> Problem:
         path = (*self.at, key)
         return Problem(message, self.source.file, self.source.line(path), dotted(path))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item.strip() for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _is_size(value: Any) -> bool:
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and float(match[1]) > 0
 
 
 def _show(value: object) -> str:

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxError
 from benchflow.contracts.sandbox import ExecResult, ImageSource
@@ -37,23 +36,8 @@ _VERSION = "1"
 _PACKAGE_MANAGERS = ("apt-get", "apt ", "apk ", "yum ", "dnf ")
 
 
-class RunCommand(Protocol):
-    """Runs one command in a throw-away sandbox whose writes land in ``upper``."""
-
-    async def __call__(
-        self,
-        rootfs: Rootfs,
-        upper: Upper,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        user: str | None,
-        network_open: bool,
-        extra_ro_binds: Sequence[tuple[Path, str]],
-        timeout: float | None,
-        on_output: Callable[[bytes], None],
-    ) -> ExecResult: ...
+RunCommand = Callable[..., Awaitable[ExecResult]]
+"""Runs one command in a throw-away sandbox whose writes land in an upper: ``once.run_once``."""
 
 
 class Builder:
@@ -61,7 +45,7 @@ class Builder:
 
     def __init__(self, store: LayerStore, run: RunCommand) -> None:
         self.store = store
-        self._run = run
+        self.run = run
         self._known: dict[ImageSource, tuple[object, str]] = {}
         self._running: dict[ImageSource, asyncio.Task[LocalImage]] = {}
         self._waiting: Counter[ImageSource] = Counter()
@@ -121,9 +105,6 @@ class Builder:
                 if not task.done():  # the last one who wanted it was cancelled
                     task.cancel()
                     await asyncio.wait([task])
-
-    async def run(self, *args: Any, **kwargs: Any) -> ExecResult:
-        return await self._run(*args, **kwargs)
 
 
 class _Build:
@@ -270,54 +251,41 @@ class _Build:
         """Give files to another user where only the sandbox's own root may do so."""
         for start in range(0, len(paths), 1000):
             argv = ["chown", "-h", "--", f"{owner[0]}:{owner[1]}", *paths[start : start + 1000]]
-            result = await self._sandboxed(upper, argv, env={}, cwd="/", user=None, binds=[])
+            result = await self._sandboxed(upper, argv)
             if not result.ok:
                 raise ImageBuildError(f"cannot set the owner {owner[0]}:{owner[1]}: {result.out[-200:]}")
 
     async def _run_command(self, state: BuildState, instruction: Instruction) -> None:
         argv = instruction.argv or [*state.shell, instruction.value]
-        cwd = state.workdir or "/"
+        cwd, user = state.workdir or "/", state.user
         env = {**state.env, **state.declared_args()}
-        env.setdefault("HOME", home_of(self._view(), state.user))
+        env.setdefault("HOME", home_of(self._view(), user))
 
         async def fill(upper: Upper) -> None:
-            await self._run_in(upper, instruction, argv, env, cwd, state.user)
+            with tempfile.TemporaryDirectory(prefix="benchflow-lent-") as scratch:
+                lent = await asyncio.to_thread(lend, Path(scratch), self._view().read_text("/etc/os-release"))
+                self._log.begin(instruction, lent.secrets)
+                result = await self._sandboxed(
+                    upper, argv, {**lent.env, **env}, cwd, user, [(lent.directory, TARGET)]
+                )
+            stub = upper.upper / TARGET.lstrip("/")
+            if stub.is_dir():
+                stub.rmdir()
+            if result.timed_out:
+                raise self._timed_out()
+            if result.exit_code:
+                raise self._failed(instruction, result.exit_code)
 
-        await self._layer(("RUN", argv, sorted(env.items()), cwd, state.user), fill)
-
-    async def _run_in(
-        self,
-        upper: Upper,
-        instruction: Instruction,
-        argv: list[str],
-        env: dict[str, str],
-        cwd: str,
-        user: str | None,
-    ) -> None:
-        with tempfile.TemporaryDirectory(prefix="benchflow-lent-") as scratch:
-            lent = await asyncio.to_thread(lend, Path(scratch), self._view().read_text("/etc/os-release"))
-            self._log.begin(instruction, lent.secrets)
-            binds = [(lent.directory, TARGET)]
-            result = await self._sandboxed(
-                upper, argv, env={**lent.env, **env}, cwd=cwd, user=user, binds=binds
-            )
-        stub = upper.upper / TARGET.lstrip("/")
-        if stub.is_dir():
-            stub.rmdir()
-        if result.timed_out:
-            raise self._timed_out()
-        if result.exit_code:
-            raise self._failed(instruction, result.exit_code)
+        await self._layer(("RUN", argv, sorted(env.items()), cwd, user), fill)
 
     async def _sandboxed(
         self,
         upper: Upper,
         argv: list[str],
-        *,
-        env: dict[str, str],
-        cwd: str,
-        user: str | None,
-        binds: list[tuple[Path, str]],
+        env: Mapping[str, str] = {},
+        cwd: str = "/",
+        user: str | None = None,
+        binds: Sequence[tuple[Path, str]] = (),
     ) -> ExecResult:
         return await self._builder.run(
             self._rootfs(),
