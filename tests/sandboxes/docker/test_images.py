@@ -216,7 +216,8 @@ async def test_a_base_of_the_users_choice(images: Images, make: Make, run: Run) 
 
 
 async def test_a_cache_mount_is_built_by_buildkit(images: Images, make: Make, tmp_path: Path) -> None:
-    text = f"FROM {BASE}\nLABEL test\nRUN --mount=type=cache,target=/c echo said-$((40 + 2)) {os.urandom(4).hex()}\n"
+    text = f"FROM {BASE}\nLABEL test\n"
+    text += f"RUN --mount=type=cache,target=/c echo said-$((40 + 2)) {os.urandom(4).hex()}\n"
     await images.prepare(make(text))
     assert "said-42" in logs(tmp_path)[0].read_text()
     with pytest.raises(
@@ -319,6 +320,44 @@ async def test_proxies_reach_a_build_and_stay_out_of_the_image(
     assert await run(image, "cat", "/seen") == "http://proxy.invalid:1\n"
     history = json.dumps(await engine.json("GET", f"images/{image.ref}/history"))
     assert "proxy.invalid" not in history + json.dumps(dict(image.env))
+
+
+async def test_the_hosts_certificates_are_lent_and_leave_no_trace(
+    images: Images, engine: Engine, make: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A RUN that fails for want of a certificate is tried again with the host's own."""
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("the host's own certificates")
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:hidden-word@index.invalid/simple")
+    image = await images.prepare(
+        make(
+            f"FROM {BASE} AS base\nLABEL test\nENV OWN=1\nFROM base\n"
+            'RUN cp "$SSL_CERT_FILE" /copied || { echo "certificate verify failed"; exit 1; }\n'
+            "RUN echo $PIP_INDEX_URL\nWORKDIR /w\n"
+        )
+    )
+    assert await run(image, "cat", "/copied") == "the host's own certificates"
+    assert (image.base, image.workdir) == (BASE, "/w")
+    assert set(image.env) == {"PATH", "OWN"}
+    assert image.notes == (
+        "built with the host's certificates and package indexes, which are not in the image",
+    )
+    told = json.dumps(
+        [await engine.json("GET", f"images/{image.ref}/{part}") for part in ("json", "history")]
+    )
+    for word in ("hidden-word", "benchflow-build", "benchflow.loan"):
+        assert word not in told
+    assert ".benchflow-build" not in await run(image, "ls", "-A", "/")
+    assert "hidden-word" not in "".join(path.read_text() for path in logs(tmp_path))
+    lent = await engine.json(
+        "GET", "images/json", params={"all": True, "filters": {"label": ["benchflow.loan"]}}
+    )
+    assert lent == []
+    again = await Images(engine).prepare(
+        ImageSource("x", tmp_path / "environment", tmp_path / "environment/Dockerfile")
+    )
+    assert again == image
 
 
 async def test_a_build_that_takes_too_long(images: Images, engine: Engine, make: Make) -> None:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +30,7 @@ from benchflow.sandboxes.buildlog import BuildLog
 from benchflow.sandboxes.context import signature
 from benchflow.sandboxes.docker.build import DISK_FULL, build, messages
 from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.loan import LOAN, Loan, may_help
 from benchflow.sandboxes.docker.recipe import LABEL, SENT_AS, Recipe, is_image_name, tar
 from benchflow.sandboxes.docker.registry import registry_auth
 from benchflow.sandboxes.filelock import FileLocks
@@ -36,6 +38,8 @@ from benchflow.sandboxes.filelock import FileLocks
 _REPOSITORY = "benchflow/task"
 _BASES = "benchflow.bases"
 """Label: the base images by name, with the ids that the build found under these names."""
+_LENT = "benchflow.lent"
+"""Label of an image that could be built only with this host's certificates or indexes."""
 _BUILDER = "benchflow.builder"
 """Label of a volume that stands on the engine while a build runs: who is building."""
 _running: set[str] = set()
@@ -43,6 +47,17 @@ _running: set[str] = set()
 _ASK_SEC = 30.0
 _STALE_SEC = 24 * 3600.0
 """Age at which the cached steps of a build that failed are removed with the leftovers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One image to build. ``bases`` are ids by name."""
+
+    recipe: Recipe
+    tag: str
+    buildkit: bool
+    bases: Mapping[str, str]
+    log: BuildLog
 
 
 class Images:
@@ -137,24 +152,17 @@ class Images:
 
     async def _built(self, recipe: Recipe, tag: str) -> dict[str, Any]:
         source = recipe.source
-        buildkit = recipe.needs_buildkit(self._engine.info.api)
         log = BuildLog(state_dir() / "docker" / "build-logs", source.name)
         clock = asyncio.timeout(source.build_timeout)
         try:
             async with clock, self._marked(tag):
                 bases = {name: (await self._fetched(name, platform))["Id"] for name, platform in recipe.bases}
-                dockerfile, steps = recipe.sent({})
-                stream = tar(await asyncio.to_thread(recipe.context), dockerfile)
-                await build(
-                    self._engine,
-                    tag=tag,
-                    dockerfile=SENT_AS,
-                    stream=stream,
-                    steps=steps,
-                    buildkit=buildkit,
-                    labels={LABEL: "1", _BASES: dumps(bases).decode()},
-                    log=log,
-                )
+                order = _Order(recipe, tag, recipe.needs_buildkit(self._engine.info.api), bases, log)
+                try:
+                    await self._build(order, tag)
+                except ImageBuildError as error:
+                    if not (bases and may_help(error) and await self._build_with_loan(order)):
+                        raise
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -169,6 +177,29 @@ class Images:
         if found is None:
             raise ImageBuildError(f"the image of {source.name!r} was removed as soon as it was built")
         return found
+
+    async def _build(self, order: _Order, tag: str, loan: Loan | None = None) -> None:
+        dockerfile, steps = order.recipe.sent(loan.images if loan else {})
+        await build(
+            self._engine,
+            tag=tag,
+            dockerfile=SENT_AS,
+            stream=tar(await asyncio.to_thread(order.recipe.context), dockerfile),
+            steps=steps,
+            buildkit=order.buildkit,
+            labels={LABEL: "1", _BASES: dumps(order.bases).decode(), **({_LENT: "1"} if loan else {})},
+            log=order.log,
+            secrets=loan.secrets if loan else (),
+        )
+
+    async def _build_with_loan(self, order: _Order) -> bool:
+        """Build once more with this host's certificates and package indexes. False when what
+        was lent could not be taken back out, so that nothing was built."""
+        async with Loan(self._engine) as loan:
+            for name in order.bases:
+                await loan.lend(name, order.log)
+            await self._build(order, loan.tag, loan)
+            return await loan.give_back(order.tag)
 
     @asynccontextmanager
     async def _marked(self, tag: str) -> AsyncIterator[None]:
@@ -292,7 +323,7 @@ class Images:
         ours = {"label": [LABEL]}
         found: list[tuple[str, str, str, float]] = []
         for item in await self._engine.json("GET", "containers/json", params={"all": True, "filters": ours}):
-            if _labels(item) == {LABEL}:
+            if _labels(item) <= {LABEL, LOAN}:
                 found.append(
                     (
                         "build container",
@@ -303,7 +334,7 @@ class Images:
                 )
         untagged = {**ours, "dangling": ["true"]}
         for item in await self._engine.json("GET", "images/json", params={"filters": untagged}):
-            if _labels(item) <= {LABEL, _BASES}:
+            if _labels(item) <= {LABEL, _BASES, _LENT, LOAN}:
                 found.append(("image", f"images/{item['Id']}", item["Id"][7:19], item["Created"]))
         return found
 
@@ -332,6 +363,8 @@ def _state(source: ImageSource) -> object:
 
 def _described(found: Mapping[str, Any], base: str, notes: tuple[str, ...]) -> SandboxImage:
     config = found.get("Config") or {}
+    if _LENT in (config.get("Labels") or {}):
+        notes = (*notes, "built with the host's certificates and package indexes, which are not in the image")
     env = dict(item.split("=", 1) for item in config.get("Env") or () if "=" in item)
     return SandboxImage(
         provider="docker",

@@ -164,8 +164,8 @@ def tar(context: BuildContext | None, dockerfile: bytes) -> Iterator[bytes]:
     ignore = [*(_ignore_file(context)), SENT_AS]
     if context is None or ".dockerignore" not in context.items:
         ignore.append(".dockerignore")
-    yield from _whole(SENT_AS, dockerfile)
-    yield from _whole(".dockerignore", "".join(f"{line}\n" for line in ignore).encode())
+    yield from whole(SENT_AS, dockerfile)
+    yield from whole(".dockerignore", "".join(f"{line}\n" for line in ignore).encode())
     for item in context.items.values() if context else ():
         if item.name and item.name != ".dockerignore":
             yield from _member(item)
@@ -183,7 +183,8 @@ def _ignore_file(context: BuildContext | None) -> Sequence[str]:
     return context.items[".dockerignore"].path.read_text("utf-8-sig").splitlines()
 
 
-def _whole(name: str, data: bytes) -> Iterator[bytes]:
+def whole(name: str, data: bytes) -> Iterator[bytes]:
+    """A file of a tar stream."""
     info = tarfile.TarInfo(name)
     info.size, info.mtime = len(data), _MTIME
     yield header(info) + data + padding(len(data))
