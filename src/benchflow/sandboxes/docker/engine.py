@@ -179,6 +179,19 @@ class Engine:
             fix="check DOCKER_HOST (and DOCKER_TLS_VERIFY, DOCKER_CERT_PATH)",
         )
 
+    async def back(self, patience: float = 60.0) -> None:
+        """Return when the engine answers: at once, or after a restart, for which it waits up to
+        ``patience`` seconds. Raises ``SandboxLostError``."""
+        deadline = asyncio.get_running_loop().time() + patience
+        while True:
+            try:
+                async with self.open("GET", "_ping"):
+                    return
+            except (SandboxLostError, EngineError):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
+
     # -- requests ----------------------------------------------------------------------
 
     async def json(

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchflow.contracts.sandbox import SandboxSpec
 from benchflow.kernel.ownership import Owner
 from benchflow.kernel.storage import dumps
 
@@ -19,9 +18,9 @@ KIND, ROLLOUT, JOB = "benchflow.kind", "benchflow.rollout", "benchflow.job"
 OWNER, HOME = "benchflow.owner", "benchflow.home"
 
 
-def labels(kind: str, spec: SandboxSpec, home: Path) -> dict[str, str]:
+def labels(kind: str, home: Path, rollout: str = "", job: str = "") -> dict[str, str]:
     owner = dumps(Owner.current().record()).decode()
-    return {KIND: kind, ROLLOUT: spec.name, JOB: spec.job, OWNER: owner, HOME: str(home)}
+    return {KIND: kind, ROLLOUT: rollout, JOB: job, OWNER: owner, HOME: str(home)}
 
 
 def ours(kind: str, home: Path) -> dict[str, Any]:
