@@ -100,15 +100,15 @@ def run_gateway(pipe: Connection, folder: str, url: str) -> None:
 
 
 async def one_by_one(client: aiohttp.ClientSession, urls: list[str], calls: int) -> list[float]:
-    """Milliseconds of each of ``calls`` calls, one after another; the first tenth is warm-up."""
+    """Milliseconds of each of ``calls`` calls, one after another."""
     took = []
-    for number in range(calls + calls // 10):
+    for number in range(calls):
         began = time.perf_counter()
         async with client.post(urls[number % len(urls)], data=REQUEST) as reply:
             await reply.read()
             assert reply.status == 200
         took.append((time.perf_counter() - began) * 1000)
-    return sorted(took[calls // 10 :])
+    return took
 
 
 async def all_at_once(client: aiohttp.ClientSession, urls: list[str], calls: int) -> float:
@@ -134,8 +134,16 @@ async def measure(folder: str, port: int, pipe: Connection, paths: list[str], ca
         aiohttp.ClientSession(headers=headers) as direct,
         aiohttp.ClientSession(connector=connector, headers=headers) as through,
     ):
-        plain = await one_by_one(direct, direct_urls, calls // 4)
-        longer = await one_by_one(through, gateway_urls, calls // 4)
+        plain: list[float] = []
+        longer: list[float] = []
+        for turn in range(21):  # in turns, so that both meet the same machine; the first is warm-up
+            once = await one_by_one(direct, direct_urls, calls // 40)
+            more = await one_by_one(through, gateway_urls, calls // 40)
+            if turn:
+                plain += once
+                longer += more
+        plain.sort()
+        longer.sort()
         own = time.process_time()
         direct_sec = await all_at_once(direct, direct_urls, calls)
         own = time.process_time() - own
