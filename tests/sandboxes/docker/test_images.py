@@ -322,6 +322,7 @@ async def test_proxies_reach_a_build_and_stay_out_of_the_image(
     assert "proxy.invalid" not in history + json.dumps(dict(image.env))
 
 
+@pytest.mark.slow
 async def test_the_hosts_certificates_are_lent_and_leave_no_trace(
     images: Images, engine: Engine, make: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
