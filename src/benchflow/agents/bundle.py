@@ -30,7 +30,6 @@ from benchflow.agents.declaration import Declaration
 from benchflow.contracts.errors import HostPressureError, PrerequisiteError, UsageError
 from benchflow.contracts.sandbox import Mount
 from benchflow.kernel import storage
-from benchflow.kernel.clock import utc_now
 from benchflow.kernel.ownership import state_dir
 
 INSIDE = "/opt/benchflow/agents"
@@ -183,7 +182,6 @@ async def _build(
             "digest": digest,
             "size_bytes": size,
             "files": files,
-            "installed_at": utc_now(),
             "install_sec": round(time.monotonic() - began, 1),
         }
         storage.write_json(place / MARKER, facts)
