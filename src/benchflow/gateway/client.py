@@ -181,14 +181,14 @@ class Connection(asyncio.Protocol):
             self._check()
             await self._wait()
         chunks, self._chunks = self._chunks, []
-        if self._ahead > _AHEAD:
+        if self._ahead > _AHEAD and not self._lost:
             self.transport.resume_reading()
         self._ahead = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
         """Keep the connection for the next call, if it can be."""
-        if self._complete and self._sent and self._keep and not self._lost:
+        if self._complete and self._sent and self._keep and not (self._lost or self._chunks):
             self.idle_since = time.monotonic()
             self._idle.append(self)
         else:

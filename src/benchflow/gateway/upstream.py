@@ -108,7 +108,7 @@ class HttpUpstream:
 
 
 def _login(target: Target) -> dict[str, str]:
-    return {"authorization": f"Bearer {target.key}"} if target.key else {}
+    return {"authorization": f"Bearer {target.key.strip()}"} if target.key else {}
 
 
 async def served_models(client: Client, target: Target) -> list[str] | None:
