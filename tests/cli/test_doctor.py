@@ -229,6 +229,17 @@ def test_an_agent_that_is_not_installed_is_a_warning(ask, installed, tmp_path):
     assert (check.status, check.fix) == ("warn", "bench agent install thing.toml")
 
 
+async def test_an_agent_of_another_processor_does_not_fit_a_sandbox(installed, monkeypatch, tmp_path):
+    async def facts(_: object) -> dict[str, str]:
+        return {"machine": "vax"}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchflow.sandboxes.local.provider.LocalProvider.facts", facts)
+    report = await examine(Question("local", agent="thing.toml"))
+    assert one(report, "sandbox", "local").message.endswith("and the sandbox 'local' runs vax")
+    assert (await examine(Question("local", agent="mini"))).exit_code == 0, "mini runs in the engine"
+
+
 def test_a_damaged_agent_fails_and_stops_a_run(ask, bench, examples, installed, tmp_path):
     (tmp_path / "bundles" / "thing-1.0-abc" / "thing").write_bytes(b"123")
     check = one(ask("-a", "thing.toml", "--sandbox", "local", env=installed, code=3), "agent", "thing.toml")
