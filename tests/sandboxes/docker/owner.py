@@ -1,0 +1,23 @@
+"""A process that makes sandboxes until it is ended. Arguments: image, name, how many times."""
+
+import asyncio
+import sys
+
+from benchflow.contracts.sandbox import ImageSource, SandboxSpec
+from benchflow.sandboxes.docker.provider import DockerProvider
+
+
+async def main() -> None:
+    image_name, name, times = sys.argv[1:]
+    provider = DockerProvider()
+    image = await provider.prepare(ImageSource("base", None, None, docker_image=image_name))
+    await provider.preflight()
+    await provider._helper.name(image.ref)
+    print("ready", flush=True)
+    for _ in range(int(times)):
+        sandbox = await provider.create(image, SandboxSpec(name))
+        await sandbox.exec(["true"])
+        print("made", flush=True)
+
+
+asyncio.run(main())
