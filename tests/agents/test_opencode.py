@@ -141,6 +141,9 @@ async def test_a_conversation_with_every_kind_of_turn(provider, open_place, reco
     assert await waiting is StopReason.CANCELLED
     assert SLEEP not in await place.shell("ps -eo args")
 
+    library = "/home/agent/.config/opencode/node_modules"
+    assert await place.shell(f"ls {library}; ls -d /home/agent/.npm") == "", "it downloads at its start"
+
     state = await session.fork_state()
     await session.close()
     assert "opencode" not in await place.shell("ps -eo args")

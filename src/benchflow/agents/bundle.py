@@ -56,7 +56,7 @@ class Bundle:
 
     def argv(self, declared: Declaration, root: str) -> list[str]:
         """The start command with the bundle at ``root``, through the bundle's own loader."""
-        return command(declared, root, loader=bool(self.facts.get("libc")))
+        return declared.prepared(command(declared, root, loader=bool(self.facts.get("libc"))))
 
 
 @dataclass(frozen=True, slots=True)

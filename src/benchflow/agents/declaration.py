@@ -6,7 +6,8 @@
     factory = "pkg.mod:Class"   called with the declaration; an ``acp`` agent may leave it out
     description, version, auth, dialect, needs_model, runs_as_root, session_fork
 
-    [start]               command = [argv…], for ``acp``; {bundle} and {node} are of its bundle
+    [start]               command = [argv…], for ``acp``; {bundle} and {node} are of its bundle;
+                          before = "…": shell lines that its user runs in the sandbox first
     [install]             npm = "package", node = "24.…", scripts = [files that Node runs after npm],
                           drop = [globs to leave out]; ``version`` is then required. See ``bundle.py``
     [env]                 templates: {base_url} {api_key} {model} {effort} {workspace} {home}
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -35,7 +36,7 @@ _PLACEHOLDER = re.compile(r"\{(base_url|api_key|model|effort|workspace|home)\}")
 _CHOICES = {"kind": ("builtin", "acp"), "session_fork": ("fork", "resume", "replay", "fresh")}
 _TEXTS = ("name", "kind", "factory", "description", "version", "auth", "dialect", "session_fork")
 _TABLES: dict[str, dict[str, type]] = {
-    "start": {"command": list},
+    "start": {"command": list, "before": str},
     "install": {"npm": str, "node": str, "scripts": list, "drop": list},
     "state": {"paths": list},
     "quirks": {
@@ -80,6 +81,7 @@ class Declaration:
     runs_as_root: bool = False
     session_fork: Literal["fork", "resume", "replay", "fresh"] = "fresh"
     start: tuple[str, ...] = ()
+    before: str | None = None
     install: Install | None = None
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     state_paths: tuple[str, ...] = ()
@@ -100,6 +102,12 @@ class Declaration:
             dialect=self.dialect,
             min_memory_mb=self.min_memory_mb,
         )
+
+    def prepared(self, argv: Sequence[str]) -> list[str]:
+        """``argv`` with the lines of ``before`` run first, by the same process."""
+        if self.before is None:
+            return list(argv)
+        return ["/bin/sh", "-c", f'{self.before}\nexec "$@"', "sh", *argv]
 
     def environment(self, context: SessionContext) -> dict[str, str]:
         """The declared variables with their templates filled in, then the user's own on top.
@@ -170,6 +178,7 @@ def parse(data: Mapping[str, Any], source: str) -> Declaration:
         **data.get("quirks", {}),
         **data.get("help", {}),
         aliases=_strings(data.get("aliases", []), source, "aliases"),
+        before=data.get("start", {}).get("before"),
         start=_strings(data.get("start", {}).get("command", []), source, "start.command"),
         install=_install(data, source),
         state_paths=_strings(data.get("state", {}).get("paths", []), source, "state.paths"),

@@ -143,7 +143,8 @@ async def _prove(declared: Declaration, place: Path, *, loader: bool) -> dict[st
     """Start the agent as a sandbox would and let it answer ACP's ``initialize``."""
     hello = {"protocolVersion": 1, "clientCapabilities": {}}
     request = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
-    argv, began = bundle.command(declared, str(place), loader=loader), time.monotonic()
+    argv = declared.prepared(bundle.command(declared, str(place), loader=loader))
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bf-") as home:
         env = {name: text for name, text in declared.env.items() if "{" not in text}
         process = await asyncio.create_subprocess_exec(

@@ -54,7 +54,7 @@ class AcpAgent(DeclaredAgent):
     async def command(self, sandbox: Sandbox, context: SessionContext) -> list[str]:
         """The argv inside; an installed agent's goes through its bundle's own loader."""
         if self.declaration.install is None:
-            return list(self.declaration.start)
+            return self.declaration.prepared(self.declaration.start)
         installed = await bundle.ensure(self.declaration)
         if installed.mount not in sandbox.spec.mounts:
             raise AgentInstallError(
