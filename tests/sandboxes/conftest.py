@@ -35,13 +35,15 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.fixture
-async def provider(request: pytest.FixtureRequest) -> AsyncIterator[SandboxProvider]:
+async def provider(
+    request: pytest.FixtureRequest, require: Callable[[object, str], None]
+) -> AsyncIterator[SandboxProvider]:
     """The sandbox provider named by the test's parameter."""
     made: SandboxProvider = resolve("sandboxes", request.param)()
     try:
         await made.preflight()
     except PrerequisiteError as error:
-        pytest.skip(f"{request.param}: {error}")
+        require(False, f"{request.param}: {error}")
     yield made
     await made.close()
 

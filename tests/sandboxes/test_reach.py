@@ -18,6 +18,7 @@ from benchflow.contracts.sandbox import ModelDoor, NetworkPolicy, Sandbox
 from benchflow.gateway.server import GatewayServer
 from benchflow.kernel.storage import Redactor
 from benchflow.sandboxes import doors
+from benchflow.sandboxes.docker.engine import Engine
 from benchflow.sandboxes.streams import InsideDoors
 
 PORT = 4567
@@ -328,6 +329,37 @@ async def test_what_is_chosen_needs_the_least(create, serve, mode: str, expected
         expected = "socket"
     sandbox = await create(network=NetworkPolicy(mode), model_door=ModelDoor(path, PORT))  # type: ignore[arg-type]
     assert sandbox.enforced["model_door"] == expected
+
+
+@pytest.fixture
+async def remote(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The engine as one behind TCP, which shares no file and no process with us."""
+    engine = Engine()
+    if not engine.host.startswith("unix://"):
+        pytest.skip("the engine is remote already")
+    door = doors.Door(doors.listen(("127.0.0.1", 0)), doors.to_unix(Path(engine.host[7:])))
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{door.port}")
+    yield
+    await door.close()
+
+
+@pytest.mark.parametrize("provider", ["docker"], indirect=True)
+@pytest.mark.parametrize("mode", ["none", "open"])
+async def test_a_remote_engine_is_reached_by_the_stream(remote, create, serve, mode: str) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    path = await serve(handle)
+    sandbox = await create(network=NetworkPolicy(mode), model_door=ModelDoor(path, PORT))  # type: ignore[arg-type]
+    assert sandbox.enforced["model_door"] == "stream"
+    program = (
+        "s = dial(); s.sendall(bytes(3 << 20)); s.shutdown(socket.SHUT_WR)\n"
+        "print(len(s.makefile('rb').read()))"
+    )
+    assert await run(sandbox, program, user="agent") == f"{3 << 20}\n"
+    with pytest.raises(UsageError, match="another machine"):
+        await create(model_door=ModelDoor(path, PORT, "socket"))
 
 
 # -- the process inside -------------------------------------------------------------------

@@ -36,15 +36,14 @@ async def join(client: socket.socket, server: socket.socket) -> None:
     """Copy both ways until both directions have ended; holds a chunk of each at most. A server
     may answer and leave before it has heard everything, and the client still gets the answer; a
     client that breaks off ends it all."""
-    copying = [asyncio.ensure_future(way) for way in (_ask(client, server), _answer(server, client))]
-    try:
-        await asyncio.gather(*copying)
-    finally:
-        for task in copying:
-            task.cancel()
-        await asyncio.wait(copying)  # a closed descriptor must not be waited on
-        client.close()
-        server.close()
+    with client, server:
+        copying = [asyncio.ensure_future(way) for way in (_ask(client, server), _answer(server, client))]
+        try:
+            await asyncio.gather(*copying)
+        finally:
+            for task in copying:
+                task.cancel()
+            await asyncio.wait(copying)  # a closed descriptor must not be waited on
 
 
 async def _ask(client: socket.socket, server: socket.socket) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchflow.contracts.sandbox import NetworkPolicy
+from benchflow.contracts.sandbox import ModelDoor, NetworkPolicy, Sandbox
 from benchflow.sandboxes.egress import AllowList
 
 
@@ -47,9 +49,35 @@ except OSError as error: print(error)
 """
 
 
-async def test_allowed_is_reached_and_the_rest_refused(create, web: int) -> None:
-    policy = NetworkPolicy("allowlist", (f"127.0.0.1:{web}", "example.org"))
-    sandbox = await create(network=policy)
+PROVIDERS = [("local", "auto"), ("docker", "auto"), ("docker", "stream"), ("docker", "socket")]
+each = pytest.mark.parametrize(("provider", "via"), PROVIDERS, indirect=["provider"])
+
+
+@pytest.fixture
+def behind_a_list(create, tmp_path: Path):
+    """A sandbox whose proxy is reached the way its model is."""
+
+    async def behind_a_list(via: str, *allowed: str) -> Sandbox:
+        door = None if via == "auto" else ModelDoor(tmp_path / "model", 4500, via)  # type: ignore[arg-type]
+        if via == "socket":
+            (tmp_path / "model").touch()  # what is mounted must exist
+        return await create(network=NetworkPolicy("allowlist", allowed), model_door=door)
+
+    return behind_a_list
+
+
+@each
+async def test_allowed_is_reached_and_the_rest_refused(
+    behind_a_list, web: int, via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+    named = {"inner.example.org": "127.0.0.1", "example.org": "127.0.0.1"}
+
+    def answer(host: str, *more, **options):
+        return resolve(named.get(host, host), *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    sandbox = await behind_a_list(via, f"127.0.0.1:{web}", "*.example.org")
     # the proxy is asked for the loopback address too, which urllib would leave out by no_proxy
     env = {"no_proxy": "", "NO_PROXY": ""}
 
@@ -59,17 +87,27 @@ async def test_allowed_is_reached_and_the_rest_refused(create, web: int) -> None
     assert await fetch(f"http://127.0.0.1:{web}/a?b=c") == f"GET /a?b=c HTTP/1.1|Host: 127.0.0.1:{web}"
     assert (await fetch("http://example.com/")).startswith("403")
     assert (await fetch("http://127.0.0.1:1/")).startswith("403")
+    private = await fetch(f"http://inner.example.org:{web}/")
+    assert "inner.example.org leads to a private address" in private
     tunnel = await sandbox.exec(["python3", "-c", CONNECT, str(web)])
     assert tunnel.out.startswith("GET /tunnel HTTP/1.1")
     refused = await sandbox.exec(["python3", "-c", CONNECT, "1"])
     assert "403" in refused.out
 
 
-async def test_there_is_no_way_around_the_proxy(create, web: int) -> None:
-    sandbox = await create(network=NetworkPolicy("allowlist", (f"127.0.0.1:{web}",)))
-    direct = f"import socket; socket.create_connection(('127.0.0.1', {web}), 5)"
-    assert (await sandbox.exec(["python3", "-c", direct])).exit_code != 0
+@each
+async def test_there_is_no_way_around_the_proxy(behind_a_list, web: int, via: str) -> None:
+    sandbox = await behind_a_list(via, f"127.0.0.1:{web}")
     assert (await sandbox.exec("cat /proc/net/dev | tail -n +3 | cut -d: -f1")).out.split() == ["lo"]
+    for attempt in (
+        f"socket.create_connection(('127.0.0.1', {web}), 5)",
+        "socket.create_connection(('192.0.2.1', 443), 5)",
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))",
+        "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b'x', ('2001:db8::1', 53))",
+        "socket.getaddrinfo('example.org', 443)",
+    ):
+        went = await sandbox.exec(["python3", "-c", f"import socket; {attempt}"])
+        assert went.exit_code == 1 and "rror" in went.err, attempt
 
 
 @pytest.mark.parametrize(
