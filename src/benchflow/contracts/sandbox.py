@@ -97,8 +97,8 @@ class ImageSource:
     def base_for(self, name: str, *, last: bool = True) -> str:
         """The image to use where the task says ``name``. ``last`` tells the base of the image
         itself from those of earlier build stages, which only ``NAME=IMAGE`` replaces."""
-        found = dict(item.rpartition("=")[::2] for item in self.base_override)
-        return found.get(name) or (last and found.get("")) or name
+        found = {old: new for old, _, new in (item.rpartition("=") for item in self.base_override)}
+        return found.get(name) or (found.get("") if last else None) or name
 
 
 @dataclass(frozen=True, slots=True)
