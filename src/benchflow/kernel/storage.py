@@ -161,26 +161,8 @@ def _encode(value: Any) -> Any:
 def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace ``path`` atomically. A full disk raises ``HostPressureError`` and leaves
     neither a half file nor the temporary one."""
-    try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-    except OSError as error:
-        raise _pressure(error, path) from error
-    try:
-        try:
-            os.fchmod(fd, 0o644)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException as error:
-        _unlink_quietly(temporary)
-        if isinstance(error, OSError):
-            raise _pressure(error, path) from error
-        raise
+    with replacing(path, sync=sync) as handle:
+        handle.write(data)
 
 
 @contextmanager
@@ -192,7 +174,7 @@ def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO]:
     except OSError as error:
         raise _pressure(error, path) from error
     try:
-        with open(fd, "wb", buffering=1 << 18) as handle:
+        with open(fd, "wb", buffering=1 << 16) as handle:
             os.fchmod(fd, 0o644)
             yield handle
             handle.flush()
@@ -250,7 +232,7 @@ def read_json(path: Path) -> Any:
 
 def read_lines(path: Path) -> Iterator[Any]:
     """Yield the complete records of a JSONL file. A cut last line, NUL padding and lines
-    that are not JSON are passed over; ``count_bad_lines`` tells how many."""
+    that are not JSON are passed over."""
     with path.open("rb") as handle:
         for line in handle:
             line = line.strip(b"\0\r\n \t")
@@ -260,19 +242,6 @@ def read_lines(path: Path) -> Iterator[Any]:
                 yield orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
-
-
-def count_bad_lines(path: Path) -> int:
-    bad = 0
-    with path.open("rb") as handle:
-        for line in handle:
-            line = line.strip(b"\0\r\n \t")
-            try:
-                if line:
-                    orjson.loads(line)
-            except orjson.JSONDecodeError:
-                bad += 1
-    return bad
 
 
 def _ends_inside_a_line(fd: int) -> bool:
