@@ -32,6 +32,9 @@ WAYS = [
     ("docker", "open", "namespace"),
     ("docker", "open", "bridge"),
 ]
+MECHANISMS = [("local", "none", "socket"), ("local", "none", "stream"), ("docker", "none", "namespace")]
+MECHANISMS += [("docker", "none", "stream")]
+"""One way for each program that moves the bytes."""
 STREAMS = [way for way in WAYS if way[2] == "stream"]
 Reach = Callable[..., Awaitable[Sandbox]]
 
@@ -132,7 +135,7 @@ async def test_a_streamed_call_reaches_the_model(reach: Reach, folder: Path, mod
 # -- the connection -----------------------------------------------------------------------
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_each_part_arrives_before_the_next_is_sent(reach, serve, mode: str, via: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in range(20):
@@ -145,7 +148,7 @@ async def test_each_part_arrives_before_the_next_is_sent(reach, serve, mode: str
     assert len((await run(sandbox, program)).splitlines()) == 20
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_either_side_may_end_first_and_still_hear_the_other(reach, serve, mode: str, via: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await reader.readexactly(1)
@@ -200,7 +203,7 @@ async def test_fifty_at_once(reach, serve, mode: str, via: str) -> None:
     assert await run(sandbox, program, user="agent") == "True\n" * 50
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_who_does_not_read_is_waited_for_and_holds_up_nobody(reach, serve, mode: str, via: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind = await reader.readexactly(1)
@@ -235,7 +238,7 @@ async def test_who_does_not_read_is_waited_for_and_holds_up_nobody(reach, serve,
     await process.kill()
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_a_connection_that_nobody_answers_ends(reach, folder: Path, mode: str, via: str, serve) -> None:
     path = await serve(lambda reader, writer: writer.close())
     sandbox = await reach(path, mode, via)
@@ -250,7 +253,7 @@ async def test_a_connection_that_nobody_answers_ends(reach, folder: Path, mode: 
 # -- the end ------------------------------------------------------------------------------
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_nothing_is_kept_open_after_teardown(reach, serve, mode: str, via: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
@@ -290,7 +293,7 @@ async def test_a_killed_door_is_the_sandboxs_error(reach, serve, mode: str, via:
                 await sandbox.exec("true")
 
 
-@through(WAYS)
+@through(MECHANISMS)
 async def test_it_survives_the_killing_of_everything_and_a_snapshot(
     reach, serve, mode: str, via: str
 ) -> None:
