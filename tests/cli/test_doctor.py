@@ -16,6 +16,7 @@ from contextlib import closing
 import pytest
 
 from benchflow.agents import bundle, declaration
+from benchflow.cli.main import run
 from benchflow.jobs import doctor
 from benchflow.jobs.doctor import DoctorReport, Question, examine
 
@@ -26,16 +27,22 @@ Doctor = Callable[..., DoctorReport]
 
 
 @pytest.fixture
-def ask(bench, monkeypatch) -> Doctor:
-    """``ask(…, code=0)`` runs ``bench doctor --json``; no endpoint or key of this machine is seen."""
+def ask(capsys, monkeypatch, tmp_path) -> Doctor:
+    """``ask(…, code=0)`` runs ``bench doctor --json`` in this process, which is quicker than one of
+    its own; no endpoint or key of this machine is seen."""
+    monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.endswith(("_API_KEY", "_BASE_URL")):
             monkeypatch.delenv(name)
 
     def call(*arguments: object, code: int = 0, env: dict[str, str] | None = None) -> DoctorReport:
-        done = bench("doctor", "--json", *arguments, env=env)
-        assert (done.returncode, done.stderr) == (code, ""), done.stdout
-        report = DoctorReport.model_validate_json(done.stdout)
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            found = run(["doctor", "--json", *map(str, arguments)])
+        told = capsys.readouterr()
+        assert (found, told.err) == (code, ""), told.out
+        report = DoctorReport.model_validate_json(told.out)
         assert report.exit_code == code
         assert all(check.fix for check in report.checks if check.status != "ok")
         return report
