@@ -7,11 +7,13 @@ so a branch child starts exactly like a first sandbox.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import asyncio
 
 NetworkMode = Literal["none", "allowlist", "open"]
 DoorWay = Literal["auto", "namespace", "socket", "bridge", "stream"]
