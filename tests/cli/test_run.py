@@ -28,10 +28,11 @@ def test_a_run_prints_its_score_and_where_the_files_are(bench, examples, tmp_pat
 
 
 def test_the_default_sandbox_says_when_it_is_local(bench, examples):
-    done = bench("run", examples / "hello", "-a", "oracle")
+    nobody = {"DOCKER_HOST": "unix:///no/such/docker.sock"}
+    done = bench("run", examples / "hello", "-a", "oracle", env=nobody)
     assert done.returncode == 0, done.stderr
     assert next(line for line in done.stderr.splitlines() if "sandbox local" in line).startswith(
-        "no container engine answers"
+        "no docker engine: there is no /no/such/docker.sock"
     )
 
 
