@@ -198,6 +198,9 @@ def results(jobs: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(jobs.rglob("result.json"))]
 
 
+@pytest.mark.parametrize(
+    "provider_name", ["local", pytest.param("docker", marks=pytest.mark.slow)], indirect=True
+)
 async def test_eight_at_once_make_rows_to_train_on(provider, job, tmp_path: Path):
     jobs = await job([{"run": "echo 1 > /app/answer"}], trials=8, concurrency=8)
     done = results(jobs)
