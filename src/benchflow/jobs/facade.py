@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,14 +19,13 @@ from benchflow.contracts.errors import UsageError
 from benchflow.contracts.records import Result
 from benchflow.contracts.task import Task
 from benchflow.jobs import preflight
-from benchflow.jobs.plan import start_name
 from benchflow.jobs.preflight import Checked
 from benchflow.jobs.store import JobStore
 from benchflow.kernel import registry
+from benchflow.kernel.files import rollout_folder
 from benchflow.kernel.planes import Planes
 from benchflow.kernel.requests import model_spec
 from benchflow.kernel.rollout import Rollout
-from benchflow.tasks.names import rollout_slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +115,9 @@ async def _in_own_job(config: RolloutConfig, task: Task, planes: Planes) -> Resu
         result = await Rollout(config, planes, task=task).run()
         result.rollout_path = str(config.rollout_dir)
         return result
-    name = config.job or f"{start_name()}__{secrets.token_hex(2)}"
-    rollout = config.rollout_name or f"{rollout_slug(task.name)}__{secrets.token_hex(4)}"
-    folder = Path(config.jobs_dir) / name / rollout
-    result = await Rollout(config.with_(job=name, rollout_dir=folder), planes, task=task).run()
+    folder = rollout_folder(config, task)
+    config = config.with_(job=folder.parent.name, rollout_dir=folder)
+    result = await Rollout(config, planes, task=task).run()
     store = JobStore(folder.parent, planes.redact)
     store.append(result)
     store.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from benchflow.contracts.config import RolloutConfig
 from benchflow.contracts.task import Task
 from benchflow.jobs.config import EvaluationConfig
 from benchflow.jobs.identity import digest, rollout_identity
-from benchflow.tasks.names import rollout_slug
+from benchflow.kernel.names import rollout_name, rollout_slug, start_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,6 @@ def job_parent(config: EvaluationConfig, trial: int) -> Path:
     return config.jobs_dir / rollout_slug(config.agent or "agent") / f"trial-{trial:02d}"
 
 
-def start_name() -> str:
-    """The start time as a job name; ``reserve`` makes it unique."""
-    return datetime.now(UTC).strftime("%Y-%m-%d__%H-%M-%S")
-
-
 def make_plan(
     config: EvaluationConfig,
     settings: dict[str, Any],
@@ -109,7 +103,7 @@ def _planned(
 ) -> PlannedRollout:
     group = digest({"sweep": sweep, "settings": settings, "task": task.name, "task_digest": task.digest})
     return PlannedRollout(
-        name=f"{rollout_slug(task.name)}__{secrets.token_hex(4)}",
+        name=rollout_name(task.name),
         task=task.name,
         task_path=str(task.path.resolve()),
         task_digest=task.digest,

@@ -12,6 +12,7 @@ from benchflow.contracts.records import Result, RewardLine, Timing
 from benchflow.contracts.reward import VerifyResult
 from benchflow.contracts.task import Task
 from benchflow.kernel.clock import utc_now
+from benchflow.kernel.names import rollout_name, start_name
 from benchflow.kernel.session_log import SessionLog
 from benchflow.kernel.storage import LineWriter, Redactor, write_json
 from benchflow.kernel.tree import Tree
@@ -94,15 +95,8 @@ class RolloutFiles:
 
 
 def rollout_folder(config: RolloutConfig, task: Task) -> Path:
-    """Where the rollout writes: as told, or ``<jobs_dir>/<start time>/<task>__<8 hex>``."""
+    """Where the rollout writes: as told, or ``<jobs_dir>/<job or start time>/<task>__<8 hex>``."""
     if config.rollout_dir is not None:
         return Path(config.rollout_dir)
-    name = config.rollout_name or f"{safe_name(task.name)}__{secrets.token_hex(4)}"
-    stamp = utc_now()[:19].replace(":", "-")
-    return Path(config.jobs_dir) / f"{stamp}__{secrets.token_hex(2)}" / name
-
-
-def safe_name(name: str) -> str:
-    """A task name as one folder name; the random suffix makes it unique."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name.rsplit("/", 1)[-1])
-    return kept.strip(".-")[:80] or "task"
+    job = config.job or f"{start_name()}__{secrets.token_hex(2)}"
+    return Path(config.jobs_dir) / job / (config.rollout_name or rollout_name(task.name))

@@ -161,8 +161,26 @@ def _encode(value: Any) -> Any:
 def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace ``path`` atomically. A full disk raises ``HostPressureError`` and leaves
     neither a half file nor the temporary one."""
-    with replacing(path, sync=sync) as handle:
-        handle.write(data)
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
+    except OSError as error:
+        raise _pressure(error, path) from error
+    try:
+        try:
+            os.fchmod(fd, 0o644)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException as error:
+        _unlink_quietly(temporary)
+        if isinstance(error, OSError):
+            raise _pressure(error, path) from error
+        raise
 
 
 @contextmanager
@@ -174,7 +192,7 @@ def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO]:
     except OSError as error:
         raise _pressure(error, path) from error
     try:
-        with open(fd, "wb", buffering=1 << 16) as handle:
+        with open(fd, "wb", buffering=1 << 18) as handle:
             os.fchmod(fd, 0o644)
             yield handle
             handle.flush()

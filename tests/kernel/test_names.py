@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchflow.tasks.names import rollout_slug
+from benchflow.kernel.names import rollout_slug
 
 LEGAL = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
