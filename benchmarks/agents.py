@@ -51,7 +51,7 @@ async def on_host(installed: bundle.Bundle, declared: Declaration) -> float:
     with tempfile.TemporaryDirectory() as home:
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            *bundle.command(declared, str(installed.folder), loader=False),
+            *declared.prepared(bundle.command(declared, str(installed.folder), loader=False)),
             cwd=home,
             env={**environment(declared), "HOME": home, "PATH": "/usr/bin:/bin"},
             stdin=asyncio.subprocess.PIPE,

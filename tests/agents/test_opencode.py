@@ -199,15 +199,21 @@ def results(jobs: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "provider_name", ["local", pytest.param("docker", marks=pytest.mark.slow)], indirect=True
+    ("provider_name", "n"),
+    [
+        ("local", 3),
+        pytest.param("local", 8, marks=pytest.mark.slow),
+        pytest.param("docker", 8, marks=pytest.mark.slow),
+    ],
+    indirect=["provider_name"],
 )
-async def test_eight_at_once_make_rows_to_train_on(provider, job, tmp_path: Path):
-    jobs = await job([{"run": "echo 1 > /app/answer"}], trials=8, concurrency=8)
+async def test_many_at_once_make_rows_to_train_on(provider, job, tmp_path: Path, n: int):
+    jobs = await job([{"run": "echo 1 > /app/answer"}], trials=n, concurrency=n)
     done = results(jobs)
-    assert [one["rewards"] for one in done] == [{"reward": 1.0}] * 8, [one["error"] for one in done]
+    assert [one["rewards"] for one in done] == [{"reward": 1.0}] * n, [one["error"] for one in done]
     convert(jobs, tmp_path / "rows.jsonl", make_options())
     check = validate(tmp_path / "rows.jsonl", require_tool_calls=True)
-    assert check.ok and check.rows == 8, check.lines()
+    assert check.ok and check.rows == n, check.lines()
 
 
 async def test_usage_is_kept_when_time_runs_out(provider, job):
@@ -227,4 +233,5 @@ async def test_an_image_without_libc_or_certificates(open_place, opencode, busyb
     assert await session.prompt("Make the file.") is StopReason.END_TURN
     assert await place.shell("cat made.txt") == "made\n"
     assert record.last("tool_call_update")["exit_code"] == 3
+    await session.close()
     await provider.close()

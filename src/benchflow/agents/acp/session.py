@@ -303,17 +303,19 @@ class AcpSession:
         if self._dead:
             return
         self._dead = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_WAIT):
-                await self._process.kill()
-        await self._exit_code()
-        await self._conn.close()
-        rest = asyncio.create_task(self._discard_stdout())
-        await asyncio.wait({self._stderr_pump, rest}, timeout=EXIT_WAIT)
-        self._stderr_pump.cancel()
-        rest.cancel()
-        self._stdout.close()
-        self._stderr.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_WAIT):
+                    await self._process.kill()
+            await self._exit_code()
+        finally:  # also when the sandbox itself is gone
+            await self._conn.close()
+            rest = asyncio.create_task(self._discard_stdout())
+            await asyncio.wait({self._stderr_pump, rest}, timeout=EXIT_WAIT)
+            self._stderr_pump.cancel()
+            rest.cancel()
+            self._stdout.close()
+            self._stderr.close()
 
     async def _drain_stderr(self) -> None:
         while chunk := await self._process.stderr.read(65536):
