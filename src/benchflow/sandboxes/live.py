@@ -36,7 +36,7 @@ from benchflow.sandboxes.transfer import pack, unpack
 
 DEFAULT_WORKDIR = "/app"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LISTENER = Path(__file__).parent / "local" / "inside" / "listen.py"
+_LISTENER = Path(__file__).parent / "inside" / "listen.py"
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from benchflow.contracts.errors import PrerequisiteError
 from benchflow.kernel.ownership import state_dir
 
 _EXTENSIONS = ("_socket", "select", "_ctypes")
-_INSIDE = Path(__file__).parent / "local" / "inside"
+_INSIDE = Path(__file__).parent / "inside"
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchflow.contracts.errors import SandboxLostError, SandboxStartError
 from benchflow.sandboxes.docker.engine import Engine, Hijacked
-from benchflow.sandboxes.local.inside.mux import PLACES, REPLY, REQUEST, Broken, Mux, Sink, Source, frame
+from benchflow.sandboxes.inside.mux import PLACES, REPLY, REQUEST, Broken, Mux, Sink, Source, frame
 from benchflow.sandboxes.resident import SOCKET, Resident
 
 _SPARE_PLACE = 7
