@@ -17,13 +17,24 @@ import time
 from collections.abc import Awaitable, Callable
 
 from benchflow.contracts.sandbox import ImageSource, Limits, Sandbox, SandboxImage, SandboxSpec
-from benchflow.sandboxes.local import bwrap
+from benchflow.sandboxes.local import bwrap, nursery
 from benchflow.sandboxes.local.provider import LocalProvider
 from benchflow.sandboxes.local.seccomp import filter_fd
 from benchflow.sandboxes.local.userns import user_namespace
 
 SMALL = Limits(storage_mb=256, pids=None)
 FILES = 10_000
+
+
+def covers() -> list[str]:
+    """What the helper covers of /proc, as flags."""
+    args: list[str] = []
+    for names, source in ((nursery.READ_ONLY, None), (nursery.MASKED, "/dev/null")):
+        for path in (f"/proc/{name}" for name in names):
+            args += ["--ro-bind", source or path, path] if os.path.exists(path) else []
+    for path in (f"/proc/{name}" for name in nursery.EMPTY):
+        args += ["--tmpfs", path, "--remount-ro", path] if os.path.exists(path) else []
+    return args
 
 
 def bare(provider: LocalProvider, image: SandboxImage) -> None:
@@ -34,6 +45,7 @@ def bare(provider: LocalProvider, image: SandboxImage) -> None:
     argv = [
         str(bwrap.bwrap_path()),
         *bwrap.jail_args(bwrap.Jail(rootfs, upper), userns, seccomp),
+        *covers(),
         "--",
         "true",
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchflow.contracts.sandbox import Limits
-from benchflow.sandboxes.local.bwrap import _PROC_MASKED
+from benchflow.sandboxes.local.nursery import MASKED
 from benchflow.sandboxes.local.sandbox import LocalSandbox
 from benchflow.sandboxes.local.seccomp import DENIED
 
@@ -282,5 +282,5 @@ for folder, folders, files in os.walk('/proc'):
 async def test_nothing_of_the_whole_machine_in_proc_can_be_written(sandbox: LocalSandbox) -> None:
     """Watches for memory pressure are everybody's; what has no write bit ignores writes."""
     paths = (await sandbox.exec(["python3", "-c", OPENED])).out.split()
-    masked = {f"/proc/{name}" for name in _PROC_MASKED}
+    masked = {f"/proc/{name}" for name in MASKED}
     assert not [path for path in paths if not path.startswith("/proc/pressure/") and path not in masked]

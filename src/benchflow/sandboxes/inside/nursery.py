@@ -25,6 +25,9 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 4, 2
 CAPABILITY_VERSION = 0x20080522
 LAST_CAPABILITY = 63
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 1024, 2048, 4096, 16384
+MS_CLOSED = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 _libc = _ctypes.dlopen(None, 2)  # pyright: ignore[reportArgumentType]
 
@@ -41,6 +44,24 @@ def call(name, *arguments):
 
 def word(value):
     return value.to_bytes(4, sys.byteorder)
+
+
+def cover(read_only, masked, empty):
+    """Cover parts of /proc: the first stay to be read, the others show nothing."""
+    for path in read_only:
+        bind(path, path)
+    for path in masked:
+        bind("/dev/null", path)
+    for path in empty:
+        call("mount", b"tmpfs", wire.encode(path), b"tmpfs", MS_RDONLY | MS_CLOSED, b"size=4k")
+
+
+def bind(source, path):
+    """A read-only mount. What the flags of the file system are already, they must stay."""
+    source, path = wire.encode(source), wire.encode(path)
+    call("mount", source, path, None, MS_BIND | MS_REC, None)
+    kept = posix.statvfs(path).f_flag & (MS_CLOSED | MS_NOATIME | MS_NODIRATIME)
+    call("mount", None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept, None)
 
 
 def give_up_privileges(kept):
@@ -65,7 +86,7 @@ def filter_calls(program):
     call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
 
 
-def enter(channel, namespaces, groups, plan, kept, program):
+def enter(channel, namespaces, groups, plan, kept, program, covers):
     """Become the helper of a sandbox. Joining the pid namespace concerns children only."""
     for path in groups:
         fd = posix.open(path, posix.O_WRONLY)
@@ -73,6 +94,7 @@ def enter(channel, namespaces, groups, plan, kept, program):
         posix.close(fd)
     for fd in namespaces:
         call("setns", fd, 0)
+    cover(*covers)
     posix.setsid()
     try:
         posix.setgroups([])
@@ -87,7 +109,7 @@ def enter(channel, namespaces, groups, plan, kept, program):
     helper.main(channel, plan)
 
 
-def serve_one(socket, taken, kept, program):
+def serve_one(socket, taken, *limits):
     """Wait for a request, let the nursery go on, and become the helper that was asked for."""
     data, fds = wire.receive(socket)
     posix.write(taken, b"1" if data else b"0")
@@ -95,7 +117,7 @@ def serve_one(socket, taken, kept, program):
         posix._exit(0)
     try:
         groups, plan = marshal.loads(data)
-        enter(fds[0], fds[1:], groups, plan, kept, program)
+        enter(fds[0], fds[1:], groups, plan, *limits)
     except BaseException as error:  # it ends here; the engine reads why
         posix.write(fds[0], wire.pack_reply(wire.FATAL, 0, text=wire.encode(repr(error))))
     posix._exit(1)
@@ -109,7 +131,7 @@ def main(channel):
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _signal.signal(SIGCHLD, SIG_IGN)
     socket = _socket.socket(fileno=channel)
-    kept, program, *files = marshal.loads(socket.recv(1 << 16))
+    kept, program, covers, *files = marshal.loads(socket.recv(1 << 16))
     wire.divide_files(*files)
     gc.disable()
     gc.freeze()  # collections would touch, and so copy, the pages that helpers share
@@ -118,7 +140,7 @@ def main(channel):
         news, taken = posix.pipe()
         if posix.fork() == 0:
             posix.close(news)
-            serve_one(socket, taken, kept, program)
+            serve_one(socket, taken, kept, program, covers)
         posix.close(taken)
         if posix.read(news, 1) == b"0":
             posix._exit(0)

@@ -30,9 +30,6 @@ DOORS = "/dev/.benchflow/doors"
 """Folder of bound unix sockets inside."""
 
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
-_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "dynamic_debug", "driver", "mtrr")
-_PROC_MASKED = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats", "kpagecount", "kpageflags")
-_PROC_EMPTY = ("acpi", "scsi", "asound")
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 32, 4096, 16384, 1 << 19
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -74,29 +71,12 @@ def jail_args(jail: Jail, userns: UserNamespace, seccomp: int) -> list[str]:
     args += ["--overlay", str(jail.upper.upper), str(jail.upper.work), "/"]
     for source, target in jail.rootfs.binds.ro:
         args += ["--ro-bind", str(source), target]
-    args += _proc_args() + _dev_args(jail)
+    args += ["--proc", "/proc", *_dev_args(jail)]
     for source, target in jail.binds:
         for folder in reversed(PurePosixPath(target).parents[:-1]):
             args += ["--perms", "0755", "--dir", str(folder)]  # where bubblewrap makes one, it is 0700
         args += ["--ro-bind", str(source), target]
     args += ["--chdir", "/", "--seccomp", str(seccomp)]
-    return args
-
-
-@lru_cache(maxsize=1)
-def _proc_args() -> list[str]:
-    """A fresh /proc whose switches cannot be thrown. With equal uids inside and outside,
-    root inside would otherwise own the host's kernel settings."""
-    args = ["--proc", "/proc"]
-    for name in _PROC_READ_ONLY:
-        if os.path.exists(f"/proc/{name}"):
-            args += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for name in _PROC_MASKED:
-        if os.path.exists(f"/proc/{name}"):
-            args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in _PROC_EMPTY:
-        if os.path.isdir(f"/proc/{name}"):
-            args += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
     return args
 
 

@@ -21,8 +21,15 @@ from benchflow.sandboxes.local.seccomp import program
 
 _MFD_EXEC = 0x10
 _START_TIMEOUT = 60.0
+READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "dynamic_debug", "driver", "mtrr")
+MASKED = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats", "kpagecount", "kpageflags")
+EMPTY = ("acpi", "scsi", "asound")
+"""Below /proc. With equal uids inside and outside, root inside would otherwise own the host's
+kernel settings. The helper covers them before anything else runs, at a quarter of what
+bubblewrap takes: that reads its table of mounts again for each."""
 _NAMESPACES = ("user", "ipc", "uts", "net", "cgroup", "pid", "mnt")
 """In the order they are joined: the user namespace gives the right to the others."""
+_COVERS = (READ_ONLY, MASKED, EMPTY)
 
 
 class Nursery:
@@ -57,7 +64,8 @@ class Nursery:
             theirs.close()
             os.close(loader)
         ours.settimeout(_START_TIMEOUT)
-        ours.send(marshal.dumps((MASK, program(), *resource.getrlimit(resource.RLIMIT_NOFILE))))
+        covers = [[f"/proc/{name}" for name in names if os.path.exists(f"/proc/{name}")] for names in _COVERS]
+        ours.send(marshal.dumps((MASK, program(), covers, *resource.getrlimit(resource.RLIMIT_NOFILE))))
         if ours.recv(16) != b"ready":
             raise PrerequisiteError("the local sandbox's helper does not start", fix="use --sandbox docker")
         return cls(ours, process)
