@@ -303,7 +303,7 @@ async def test_removing_takes_nothing_that_is_in_use(place, toy):
         with pytest.raises(PrerequisiteError, match=r"toy 1\.0\.0 is in use"):
             catalog.remove_bundle(path)
         user.kill()
-    assert catalog.remove_bundle(path) == [held.folder]
+    assert bundle.remove("toy", "1.0.1") == [] and bundle.remove("toy", "1.0.0") == [held.folder]
     assert not catalog.bundle_status(path).installed and catalog.remove_bundle(path) == []
 
 

@@ -35,6 +35,20 @@ def test_show_says_how_to_use_it(bench):
     assert "BENCHFLOW_SCRIPT=actions.yaml" in done.stdout
 
 
+def test_remove_takes_the_version_that_is_named(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHFLOW_BUNDLES", str(tmp_path))
+    for version in ("1.0.0", "2.0.0"):
+        (tmp_path / f"opencode-{version}-0").mkdir()
+        (tmp_path / f"opencode-{version}-0" / "bundle.json").write_text(
+            json.dumps({"name": "opencode", "version": version})
+        )
+    assert bench("agent", "remove", "opencode@1.9.9").stdout == "agent opencode@1.9.9 was not installed\n"
+    assert bench("agent", "remove", "opencode@1.0.0").stdout == f"removed {tmp_path}/opencode-1.0.0-0\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["opencode-2.0.0-0"]
+    assert bench("agent", "remove", "opencode@").returncode == 2
+    assert bench("agent", "remove", "opencode").stdout == f"removed {tmp_path}/opencode-2.0.0-0\n"
+
+
 def test_both_speak_json(bench):
     listed = json.loads(bench("agent", "list", "--json").stdout)
     shown = json.loads(bench("agent", "show", "mini", "--json").stdout)

@@ -112,13 +112,13 @@ async def ensure(declared: Declaration, say: Say | None = None) -> Bundle:
     return bundle
 
 
-def remove(declared: Declaration) -> list[Path]:
-    """Remove every bundle of this agent, of any version when none was asked for. Raises
+def remove(name: str, version: str | None = None) -> list[Path]:
+    """Remove the bundles of this agent, of any version when none is given. Raises
     ``PrerequisiteError`` while a job uses one."""
     gone: list[Path] = []
-    for folder in sorted(bundles_dir().glob(f"{declared.name}-*-*")):
+    for folder in sorted(bundles_dir().glob(f"{name}-*-*")):
         bundle = _read(folder)
-        if bundle is None or bundle.facts["name"] != declared.name:
+        if bundle is None or bundle.facts["name"] != name or version not in (None, bundle.facts["version"]):
             continue
         _give_up(folder)
         lock = os.open(folder / MARKER, os.O_RDONLY)
@@ -126,7 +126,7 @@ def remove(declared: Declaration) -> list[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PrerequisiteError(
-                f"agent {declared.name} {bundle.facts['version']} is in use", fix="end the job that runs it"
+                f"agent {name} {bundle.facts['version']} is in use", fix="end the job that runs it"
             ) from None
         finally:
             os.close(lock)

@@ -36,10 +36,10 @@ def find(name: str) -> Declaration | None:
     of one that is installed, or the path of a declaration of the user's own (``….toml``)."""
     if name.endswith(".toml"):
         return _declaration_file(name)
-    plain, _, version = name.partition("@")
+    plain, at, version = name.partition("@")
     table = declarations()
     found = table.get(plain) or next((one for one in table.values() if plain in one.aliases), None)
-    if found is None or not version:
+    if found is None or not at:
         return found
     if found.install is None:
         raise UsageError(f"agent {plain} has no versions to choose from", fix=f"say {plain}")
@@ -63,8 +63,11 @@ async def ensure_bundle(name: str, say: bundle.Say | None = None) -> BundleStatu
 
 
 def remove_bundle(name: str) -> list[Path]:
-    """Remove what was installed for the agent ``name``; returns the folders that are gone."""
-    return bundle.remove(_declared(name))
+    """Remove what was installed for the agent ``name``, every version unless ``@VERSION`` names one;
+    returns the folders that are gone."""
+    declared = _declared(name)
+    own = name.endswith(".toml") or "@" not in name
+    return bundle.remove(declared.name, None if own else declared.version)
 
 
 def _declared(name: str) -> Declaration:

@@ -69,9 +69,9 @@ def install_agent(
 
 @app.command("remove")
 def remove_agent(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `bench agent list` shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="As `bench agent list` shows it.")],
 ) -> None:
-    """Remove what was installed of an agent on this host, every version of it."""
+    """Remove what was installed of an agent on this host: one version, or all."""
     from benchflow.agents import catalog
 
     gone = catalog.remove_bundle(name)
