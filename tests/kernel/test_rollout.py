@@ -135,7 +135,10 @@ async def test_run_leaves_a_whole_record(rollout, tmp_path):
     folder = tmp_path / "r"
     assert read(folder, "result.json")["rewards"] == {"reward": 0.5}
     assert read(folder, "prompts.json") == ["Write /app/answer."]
-    assert read(folder, "config.json")["enforced"] is not None
+    enforced, sandbox = read(folder, "config.json")["enforced"], read(folder, "result.json")["sandbox"]
+    assert sandbox["limits"] == {name: enforced[name] for name in ("memory_mb", "cpus", "pids", "storage_mb")}
+    assert sandbox["network"]["mode"] == enforced["network"] == "none"
+    assert sandbox["users"] == {"ids": enforced["users"]}
     tree = Tree.parse(read(folder, "tree.json"))
     assert [node.id for node in tree.path("n1")] == ["n0", "n1"] and tree.rewards[0].value == 0.5
     events = list(read_lines(folder / "trajectory" / "acp_trajectory.jsonl"))

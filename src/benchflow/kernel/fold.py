@@ -186,20 +186,15 @@ def result_record(
 def sandbox_facts(config: RolloutConfig, sandbox: Sandbox | None) -> SandboxFacts:
     if sandbox is None:
         return SandboxFacts(provider=config.sandbox_name)
-    enforced = dict(sandbox.enforced)
+    enforced = sandbox.enforced
     return SandboxFacts(
         provider=sandbox.image.provider,
         base=sandbox.image.base,
         image_digest=sandbox.image.digest,
-        limits=_section(enforced, "limits"),
-        network=_section(enforced, "network"),
-        users=_section(enforced, "users"),
+        limits={name: enforced.get(name) for name in ("memory_mb", "cpus", "pids", "storage_mb")},
+        network={"mode": enforced.get("network"), "model_door": enforced.get("model_door")},
+        users={"ids": enforced.get("users")},
     )
-
-
-def _section(enforced: Mapping[str, object], name: str) -> dict[str, Any] | None:
-    value: Any = enforced.get(name)
-    return dict(value) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
 def scenes_record(config: RolloutConfig) -> list[dict[str, Any]]:
