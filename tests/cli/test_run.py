@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,6 +35,15 @@ def test_the_default_sandbox_says_when_it_is_local(bench, examples):
     assert next(line for line in done.stderr.splitlines() if "sandbox local" in line).startswith(
         "no docker engine: there is no /no/such/docker.sock"
     )
+
+
+def test_a_model_that_does_not_exist_is_told_before_images_are_asked_for(bench, examples, tmp_path):
+    task = shutil.copytree(examples / "hello", tmp_path / "hello")
+    text = (task / "task.md").read_text()
+    (task / "task.md").write_text(text.replace("    local_base: host\n", ""))
+    done = bench("run", task, "-a", "mini", "-m", "scripted/none.yaml", "--sandbox", "local")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no scripted policy at none.yaml" in done.stderr and not (tmp_path / "jobs").exists()
 
 
 def test_quiet_prints_nothing(bench, examples):

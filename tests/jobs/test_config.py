@@ -26,6 +26,7 @@ def test_every_spelling_of_the_spec_is_read():
         ({"job_name": "../up"}, "a job name is one folder name"),
         ({"agent_env": ["NOT_SET_ANYWHERE"]}, "no such variable here"),
         ({"sampling": ["temperature"]}, "is not KEY=VALUE"),
+        ({"base_image_override": ["a=b=c"]}, "write IMAGE, or NAME=IMAGE"),
     ],
 )
 def test_a_wrong_value_is_named_in_one_line(values, said):

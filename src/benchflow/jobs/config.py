@@ -206,7 +206,7 @@ class EvaluationConfig(BaseModel):
     def _images(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             name, equals, image = value.rpartition("=")
-            if not image or (equals and not name) or any(char.isspace() for char in value):
+            if not image or "=" in name or (equals and not name) or any(char.isspace() for char in value):
                 raise ValueError("write IMAGE, or NAME=IMAGE for an image that tasks name")
         return values
 

@@ -201,11 +201,11 @@ async def open_checked(
         await sandbox_ready(provider)
         for agent in checked.agents:
             await agent_fits(agent, provider)
-        for task in checked.tasks:
-            await provider.check(image_source(task, config.local_base, config.base_image_override))
-        for spec in checked.models:
+        for spec in checked.models:  # before the images: those may be large, and far away
             assert gateway is not None  # opened for them
             probe = dict(await gateway.probe(spec))
+        for task in checked.tasks:
+            await provider.check(image_source(task, config.local_base, config.base_image_override))
         for agent in checked.agents:
             agent_whole(await catalog.ensure_bundle(agent, say))
     except BaseException:
