@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from benchflow.contracts.errors import PrerequisiteError, SandboxLostError
 from benchflow.contracts.sandbox import SandboxImage, SandboxSpec
@@ -68,7 +70,7 @@ async def said(host: str) -> str:
     ("host", "words"),
     [
         ("unix:///no/such/docker.sock", "there is no /no/such/docker.sock"),
-        ("tcp://127.0.0.1:1", "no docker engine at tcp://127.0.0.1:1"),
+        ("tcp://127.0.0.1:1", "no docker engine at tcp://127.0.0.1:1: Connection refused"),
         ("localhost:2375", "no address of a docker engine"),
         ("fd://", "no address of a docker engine"),
         ("ssh://", "no address of a docker engine"),
@@ -126,14 +128,20 @@ async def test_certificates_that_are_not_there(monkeypatch: pytest.MonkeyPatch, 
     assert "DOCKER_CERT_PATH" in await said("tcp://127.0.0.1:2376")
 
 
-async def test_ssh_that_is_refused_says_what_ssh_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_ssh_that_is_refused_says_only_what_ssh_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     script = tmp_path / "ssh"
     script.write_text("#!/bin/sh\necho 'user@host: Permission denied (publickey).' >&2\nexit 255\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    text = await said("ssh://user@host")
+    with asyncio.Runner(loop_factory=loop) as runner:
+        complaints: list[object] = []
+        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        text = runner.run(said("ssh://user@host"))
+        gc.collect()
+    assert not complaints
     assert "Permission denied (publickey)" in text
     assert "ssh user@host docker version" in text
 

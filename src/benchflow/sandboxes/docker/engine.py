@@ -365,7 +365,10 @@ def _visible(path: Path) -> bool:
 
 
 def _cause(error: BaseException | str) -> str:
-    return str(error) or type(error).__name__
+    why = getattr(error, "os_error", error)  # what a connector wraps says the reason without its own words
+    if isinstance(why, ConnectionError) and why.errno:
+        return os.strerror(why.errno)
+    return str(why) or type(why).__name__
 
 
 def _context_host() -> str | None:

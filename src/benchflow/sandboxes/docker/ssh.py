@@ -77,10 +77,10 @@ class SshTunnel:
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while data := await reader.read(_CHUNK):
+        while (data := await reader.read(_CHUNK)) and not writer.is_closing():
             writer.write(data)
             await writer.drain()
-        if writer.can_write_eof():
+        if not writer.is_closing() and writer.can_write_eof():
             writer.write_eof()
     except ConnectionError:
         pass
