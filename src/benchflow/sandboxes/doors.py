@@ -4,7 +4,7 @@
 to a new one: to the gateway, to a proxy, to a port inside. Where it listens makes the
 difference: on the host's loopback or a bridge's address for sandboxes that share that network
 (``SharedDoors``), or in a sandbox's own network namespace (``listen_in_namespace``), which needs
-nothing in its image.
+nothing in its image. ``Callers`` serves what the helper inside accepts and hands out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ctypes
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -106,15 +106,47 @@ def to_unix(path: Path) -> Serve:
     return joined(lambda: connect(str(path)))
 
 
-class Door:
+class Connections:
+    """Connections being served, until ``close``."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, accepted: socket.socket, serve: Serve) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(_attend(accepted, serve))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, accepted))
+        return task
+
+    def _done(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        accepted.close()
+        self._tasks.discard(task)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _attend(accepted: socket.socket, serve: Serve) -> None:
+    with suppress(OSError):  # either side went away, or nobody is behind the door
+        accepted.setblocking(False)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await serve(accepted)
+
+
+class Door(Connections):
     """Serves what comes to ``listener`` until ``close``, which ends the connections too."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
+        super().__init__()
         listener.setblocking(False)
         self._listener = listener
         self._serve = serve
         self._room = asyncio.Semaphore(MOST)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.ensure_future(self._accept())
 
     @property
@@ -131,27 +163,30 @@ class Door:
                 self._room.release()
                 await asyncio.sleep(0.01)
                 continue
-            task = asyncio.ensure_future(self._attend(accepted))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._done, accepted))
-
-    def _done(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
-        accepted.close()
-        self._tasks.discard(task)
-        self._room.release()
-
-    async def _attend(self, accepted: socket.socket) -> None:
-        with suppress(OSError):  # either side went away, or nobody is behind the door
-            if accepted.family != socket.AF_UNIX:
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._serve(accepted)
+            self.take(accepted, self._serve).add_done_callback(lambda _: self._room.release())
 
     async def close(self) -> None:
-        tasks = [self._accepting, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        await super().close()
         self._listener.close()
+
+
+class Callers(Connections):
+    """Connections made inside that a sandbox's helper hands out, for where the host cannot listen
+    there itself. So a sandbox that shares nothing with this host, a container on a remote engine,
+    reaches the model over the one connection by which it is driven."""
+
+    def __init__(self, targets: Mapping[int, Path]) -> None:
+        """``targets`` are the host's unix sockets by the port inside."""
+        super().__init__()
+        self._targets = targets
+
+    def come(self, port: int, caller: socket.socket) -> None:
+        if port in self._targets and len(self._tasks) < MOST:
+            self.take(caller, to_unix(self._targets[port]))
+        else:
+            caller.close()
 
 
 def listen(address: str | tuple[str, int]) -> socket.socket:

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +31,10 @@ from benchflow.contracts.sandbox import (
 from benchflow.sandboxes.commands import Commands, LiveProcess, Request, as_argv, end
 from benchflow.sandboxes.doors import expose
 from benchflow.sandboxes.resident import Resident
-from benchflow.sandboxes.streams import InsideDoors
 from benchflow.sandboxes.transfer import pack, unpack
 
 DEFAULT_WORKDIR = "/app"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LISTENER = Path(__file__).parent / "inside" / "listen.py"
 
 T = TypeVar("T")
 
@@ -77,8 +75,7 @@ class LiveSandbox(ABC):
         self.enforced: Mapping[str, object] = enforced
         self.workdir = workdir
         self.closing = AsyncExitStack()
-        """What goes when the sandbox goes: exposed ports, doors."""
-        self._inside_doors: InsideDoors | None = None
+        """What goes when the sandbox goes: exposed ports."""
         self._env = dict(env)
         self._commands = Commands(resident)
         self._threads = threads
@@ -161,8 +158,7 @@ class LiveSandbox(ABC):
 
     async def kill_processes(self, *, user: str | None = None) -> int:
         await self._ready()
-        away = self._doors_away() if user in (None, "root", "0") else nullcontext()
-        async with self._lifecycle, away:
+        async with self._lifecycle:
             try:
                 return await self._kill_all(user)
             except SandboxLostError:
@@ -236,28 +232,6 @@ class LiveSandbox(ABC):
         exposed = expose(lambda: self.resident.connect(port))
         self.closing.push_async_callback(exposed.close)
         return Endpoint(f"http://127.0.0.1:{exposed.port}")
-
-    async def open_doors(self, sockets: Mapping[int, Path]) -> None:
-        """Have a process inside hold ports open that lead to sockets of the host, see
-        ``InsideDoors``; without it the sandbox is lost. Raises ``SandboxStartError``."""
-
-        async def spawn(argv: list[str]) -> LiveProcess:
-            return await self._commands.spawn(self._request(argv, None, "/", {}, True, "main"))
-
-        def lose(reason: str) -> None:
-            self.resident.close(reason)
-
-        self._inside_doors = InsideDoors(spawn, self._listener(), sockets, lose)
-        self.closing.push_async_callback(self._inside_doors.close)
-        await self._inside_doors.open()
-
-    def _listener(self) -> list[str]:
-        """The command that runs ``inside/listen.py``."""
-        return ["python3", "-I", "-S", "-c", _LISTENER.read_text()]
-
-    def _doors_away(self) -> AbstractAsyncContextManager[None]:
-        """For as long as nothing may run inside."""
-        return self._inside_doors.away() if self._inside_doors else nullcontext()
 
     # -- standing still ----------------------------------------------------------------
 

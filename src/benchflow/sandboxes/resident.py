@@ -53,6 +53,8 @@ class Resident(ABC):
         self.lost: str | None = None
         self.explain: Callable[[], str] = str
         """Asked for the reason when the helper died without a word."""
+        self.on_caller: Callable[[int, socket.socket], None] = lambda port, caller: caller.close()
+        """Gets the connections made inside to ports that lead to us (see ``doors.Callers``)."""
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
@@ -127,6 +129,9 @@ class Resident(ABC):
         call = self._calls.get(ident)
         if kind == FATAL:
             self._fail(text)
+        elif kind == SOCKET and not ident:
+            for caller in sockets:
+                self.on_caller(first, caller)
         elif call is None:
             _close_all(sockets)
         elif kind == STARTED:

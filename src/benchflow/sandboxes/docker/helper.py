@@ -22,12 +22,10 @@ PLACE = "/dev/.benchflow/helper"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def command(code: str = "import container; container.main()") -> list[str]:
-    """What a container runs: the helper (or other code of ``inside/``), by its own loader."""
-    loader, (_, option, library, python, *rest) = (
-        runtime.loader_path(),
-        runtime.argv(code),
-    )
+def command() -> list[str]:
+    """What a container runs: the helper, by its own loader."""
+    loader = runtime.loader_path()
+    _, option, library, python, *rest = runtime.argv("import container; container.main()")
     return [f"{PLACE}/lib/{loader.name}", option, f"{PLACE}/{library}", f"{PLACE}/{python}", *rest]
 
 

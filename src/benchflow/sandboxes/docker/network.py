@@ -7,8 +7,8 @@ made for a rollout. The ways, the first that works being taken:
 - ``namespace``: we listen in the container's network namespace ourselves. Nothing is mounted,
   nothing runs inside, nobody inside can end it. Needs root on the engine's own host.
 - ``socket``: the host's sockets are mounted, and the helper listens and joins.
-- ``stream``: a process inside listens and sends everything over its standard streams. Works
-  with any engine.
+- ``stream``: the helper listens, and hands everything out over the connection by which it is
+  driven. Works with any engine.
 - ``bridge``: we listen on the bridge's own address, and the helper leads there. Only for an open
   network, and only when asked for.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from benchflow.contracts.errors import SandboxStartError, UsageError
 from benchflow.contracts.sandbox import DoorWay, SandboxSpec
 from benchflow.sandboxes.doors import (
+    Callers,
     Door,
     SharedDoors,
     listen_in_namespace,
@@ -40,7 +41,7 @@ _PLACE = "/dev/.benchflow/doors"
 class DockerNetwork:
     """``mode`` is the container's NetworkMode; ``env`` and ``binds`` (source, target) go into it
     when it is created. ``open`` comes once it runs, then the helper serves ``doors`` (port,
-    target), and ports are ``streamed``; ``closing`` when it is gone."""
+    target) and hands connections to ``callers``; ``closing`` when it is gone."""
 
     mode: str
     way: DoorWay
@@ -49,6 +50,7 @@ class DockerNetwork:
     binds: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     targets: dict[int, Path] = field(default_factory=dict[int, Path])
     doors: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    callers: Callers = field(default_factory=lambda: Callers({}))
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def open(self, container: str, pid: int, gateway: str, shared: SharedDoors) -> None:
@@ -57,18 +59,17 @@ class DockerNetwork:
         Raises ``SandboxStartError``."""
         if self.way == "namespace" and not await self._listen_within(container, pid):
             self.way = "stream"
-        if self.way == "socket":
+        if self.way == "stream":
+            self.callers = Callers(self.targets)
+            self.closing.push_async_callback(self.callers.close)
+            self.doors = [(port, "") for port in self.targets]
+        elif self.way == "socket":
             self.doors = [(port, f"{_PLACE}/{port}") for port in self.targets]
         elif self.way == "bridge":
             for port, path in self.targets.items():
                 shared.open(gateway, port, path)
                 self.closing.push_async_callback(shared.close, gateway, port)
             self.doors = [(port, f"{gateway}:{port}") for port in self.targets]
-
-    @property
-    def streamed(self) -> dict[int, Path]:
-        """Ports and their sockets for ``LiveSandbox.open_doors``."""
-        return self.targets if self.way == "stream" else {}
 
     async def _listen_within(self, container: str, pid: int) -> bool:
         try:

@@ -177,6 +177,7 @@ class DockerProvider:
             found = await self.engine.json("GET", f"containers/{name}/json")
             gateway = found["NetworkSettings"].get("Gateway") or ""
             await network.open(found["Id"], found["State"]["Pid"], gateway, self._doors)
+            resident.on_caller = network.callers.come
         plan = {
             "agent": spec.agent_user or "",
             "users": True,
@@ -188,7 +189,7 @@ class DockerProvider:
         _, _, home = await resident.set_up(plan, spec.setup_timeout)
         told = {"network": spec.network.mode, "users": "range", "base": image.base, "upper": "disk"}
         door = network.way if spec.model_door else None
-        sandbox = DockerSandbox(
+        return DockerSandbox(
             spec,
             image,
             self.capabilities(),
@@ -201,9 +202,6 @@ class DockerProvider:
             threads=self._threads,
             remove=remove,
         )
-        if network.streamed:
-            await sandbox.open_doors(network.streamed)
-        return sandbox
 
     async def _why_it_ended(self, name: str, spec: SandboxSpec) -> str:
         """What the engine knows of a container whose first process has fallen silent."""

@@ -7,7 +7,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from benchflow.contracts.sandbox import SandboxCapabilities, SandboxImage, SandboxSpec
-from benchflow.sandboxes.docker import helper
 from benchflow.sandboxes.docker.engine import Engine, EngineError
 from benchflow.sandboxes.docker.labels import KIND
 from benchflow.sandboxes.docker.resident import ContainerResident
@@ -40,9 +39,6 @@ class DockerSandbox(LiveSandbox):
         self.container = container
         self._engine = engine
         self._remove_all = remove
-
-    def _listener(self) -> list[str]:
-        return helper.command("import listen; listen.main()")
 
     async def _stand_still(self) -> None:
         self.resident.check()

@@ -39,6 +39,8 @@ INLINE = 1 << 15
 """Bytes of a request that fit into one message; a longer one goes on in a memory file."""
 SPARE_PLACE = 7
 """Place of the stream of a connection, which is none of a command's three."""
+FIRST_HANDED = 1 << 40
+"""Connections that nobody asked for are counted from here, as requests are from 1."""
 
 
 class ContainerHelper(Helper):
@@ -48,6 +50,7 @@ class ContainerHelper(Helper):
         self.out = bytearray()
         self.mux = Mux(self.queue, self.watch, self.unwatch, self.on_frame, reads_output=True)
         self.watched = set()
+        self.handed = 0
         self.watch(source, self.on_input, None)
         self.watch(replies.fileno(), self.on_replies, None)
 
@@ -153,19 +156,14 @@ class ContainerHelper(Helper):
             Source(self.mux, number, ours)
         return theirs
 
-    def do_connect(self, ident, port):
-        peer = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-        try:
-            peer.settimeout(2.0)  # this process must not hang on a server that does not accept
-            peer.connect(("127.0.0.1", port))
-        except OSError:
-            peer.close()
-            raise
-        peer.setblocking(False)
-        number = ident * 8 + SPARE_PLACE
-        Sink(self.mux, number, posix.dup(peer.fileno()), lambda: shut(peer))
-        Source(self.mux, number, posix.dup(peer.fileno()))
-        self.queue(frame(REPLY, ident, pack_reply(SOCKET, ident)))
+    def hand_out(self, peer, port, ident=0):
+        self.handed += 1
+        number = ident or FIRST_HANDED + self.handed
+        own = _socket.socket(fileno=posix.dup(peer.fileno()))
+        own.setblocking(False)
+        Sink(self.mux, number * 8 + SPARE_PLACE, posix.dup(own.fileno()), lambda: shut(own))
+        Source(self.mux, number * 8 + SPARE_PLACE, posix.dup(own.fileno()))
+        self.queue(frame(REPLY, number, pack_reply(SOCKET, ident, port)))
 
     # --- everything at once -----------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Loopback ports inside the sandbox that lead to unix sockets bound in from the host, or to an
-address of the host."""
+"""Loopback ports inside the sandbox that lead to unix sockets bound in from the host, to an
+address of the host, or to the engine itself, which is handed their connections."""
 
 import _socket
 import select
@@ -12,10 +12,12 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 class Door:
     """Listens on ``127.0.0.1`` and joins each connection to its target (the path of a unix
-    socket, or ``IP:port``), in the helper's own event loop."""
+    socket, or ``IP:port``), in the helper's own event loop; without a target it goes to
+    ``hand_out(socket, port)``."""
 
-    def __init__(self, poll, handlers, doors):
+    def __init__(self, poll, handlers, doors, hand_out):
         self.poll = poll
+        self.hand_out = hand_out
         self.handlers = handlers
         self.targets = {}
         for port, target in doors:
@@ -23,12 +25,12 @@ class Door:
             listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
             listener.listen(256)
-            self.targets[listener.fileno()] = (listener, target)
+            self.targets[listener.fileno()] = (listener, port, target)
             handlers[listener.fileno()] = self.on_connection
             poll.register(listener.fileno(), IN)
 
     def on_connection(self, fd, _events):
-        listener, target = self.targets[fd]
+        listener, port, target = self.targets[fd]
         try:
             accepted, _ = listener._accept()
         except OSError:
@@ -40,6 +42,10 @@ class Door:
         inner.setblocking(False)
         inner.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         try:
+            if not target:
+                self.hand_out(inner, port)
+                inner.close()
+                return
             outer = dial(target)
         except OSError:
             inner.close()

@@ -190,7 +190,7 @@ class Helper:
         self.deadline = time.monotonic() + plan["lifetime"]
         uid, gid, home = setup.prepare(plan)
         if plan["doors"]:
-            door.Door(self.poll, self.handlers, plan["doors"])
+            door.Door(self.poll, self.handlers, plan["doors"], self.hand_out)
         self.say(READY, 0, uid, gid, encode(home))
 
     def do_kill_of(self, _ident, wanted):
@@ -237,10 +237,14 @@ class Helper:
         try:
             peer.settimeout(2.0)  # this process must not hang on a server that does not accept
             peer.connect(("127.0.0.1", port))
-            rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, peer.fileno().to_bytes(4, sys.byteorder))
-            self.socket.sendmsg([pack_reply(SOCKET, ident)], [rights])
+            self.hand_out(peer, port, ident)
         finally:
             peer.close()
+
+    def hand_out(self, peer, port, ident=0):
+        """Give the engine a connection: one it asked for, or one made from inside to its port."""
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, peer.fileno().to_bytes(4, sys.byteorder))
+        self.socket.sendmsg([pack_reply(SOCKET, ident, port)], [rights])
 
 
 def first_is_dying():

@@ -71,6 +71,7 @@ class Cell:
             self.name, self._claim, self.userns, plan=self.plan, timeout=self.spec.setup_timeout
         )
         self._resident.explain = self._why_it_died
+        self._resident.on_caller = self.network.callers.come
         self.agent = (uid, gid)
         self.enforced["agent_home"] = home
 

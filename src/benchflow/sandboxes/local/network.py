@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.sandbox import ModelDoor, SandboxSpec
-from benchflow.sandboxes.doors import SharedDoors
+from benchflow.sandboxes.doors import Callers, SharedDoors
 from benchflow.sandboxes.egress import PROXY_PORT, open_proxy, proxy_env
 from benchflow.sandboxes.local.bwrap import DOORS
 from benchflow.sandboxes.local.layers import Rootfs
@@ -24,14 +24,14 @@ _BUNDLES = (
 
 @dataclass(slots=True)
 class Network:
-    """``doors`` are ``(port, socket path inside)`` for the helper to serve, ``streamed`` the
-    ports and sockets of the host for a ``StreamDoors``; ``sockets`` are files of the host to
+    """``doors`` are ``(port, socket path inside)`` for the helper to serve; it hands out the
+    connections of those without a path to ``callers``. ``sockets`` are files of the host to
     remove afterwards."""
 
     open: bool
     binds: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
     doors: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    streamed: dict[int, Path] = field(default_factory=dict[int, Path])
+    callers: Callers = field(default_factory=lambda: Callers({}))
     model_way: str | None = None
     env: dict[str, str] = field(default_factory=dict[str, str])
     sockets: list[Path] = field(default_factory=list[Path])
@@ -64,7 +64,9 @@ def _add_model(network: Network, door: ModelDoor, shared: SharedDoors) -> None:
         shared.open("127.0.0.1", door.port, door.socket)
         network.closing.push_async_callback(shared.close, "127.0.0.1", door.port)
     elif network.model_way == "stream":
-        network.streamed[door.port] = door.socket
+        network.callers = Callers({door.port: door.socket})
+        network.closing.push_async_callback(network.callers.close)
+        network.doors.append((door.port, ""))
     else:
         _add_door(network, door.port, door.socket, "model")
 

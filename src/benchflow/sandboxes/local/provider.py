@@ -146,12 +146,6 @@ class LocalProvider:
         sandbox = LocalSandbox(spec, image, self.capabilities(), cell, workdir, env)
         sandbox.on_end = self._sandboxes.discard
         self._sandboxes.add(sandbox)
-        try:
-            if network.streamed:
-                await sandbox.open_doors(network.streamed)
-        except BaseException:
-            await sandbox.teardown()
-            raise
         return sandbox
 
     # -- leftovers ---------------------------------------------------------------------

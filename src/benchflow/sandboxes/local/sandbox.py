@@ -81,18 +81,14 @@ class LocalSandbox(LiveSandbox):
         async with self._lifecycle, self._closed_gate():
             if self._paused:
                 return await self._copied()
-            async with self._doors_away():
-                return await self._running_snapshot()
-
-    async def _running_snapshot(self) -> SandboxImage:
-        running, _, _ = await self._cell.resident.answer("count")
-        if running == 0:
-            return await self._frozen()
-        await self._stand_still()
-        try:
-            return await self._copied(f"copied while {running} processes were held still")
-        finally:
-            await self._go_on()
+            running, _, _ = await self._cell.resident.answer("count")
+            if running == 0:
+                return await self._frozen()
+            await self._stand_still()
+            try:
+                return await self._copied(f"copied while {running} processes were held still")
+            finally:
+                await self._go_on()
 
     async def _frozen(self) -> SandboxImage:
         self._commands.close()
