@@ -364,7 +364,7 @@ async def test_a_failing_run_tells_line_code_output_and_log(build: Build, provid
         await build("FROM x\n\nRUN seq 5000; echo the-reason >&2; \\\n    exit 7\n")
     message = str(caught.value)
     assert "Dockerfile line 3" in message
-    assert "exited with 7" in message
+    assert "exited with 7: the-reason (" in message
     assert "\n" not in message
     detail = caught.value.detail or ""
     assert detail.endswith("the-reason\n")

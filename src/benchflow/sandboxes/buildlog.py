@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchflow.sandboxes.dockerfile import Instruction
 _TAIL = 2048
 """Bytes of a failed command's output kept in the error."""
 _LONGEST_LINE = 1 << 20
+_COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]|\r")
 
 
 class BuildLog:
@@ -48,6 +50,12 @@ class BuildLog:
         """The end of the last command's output."""
         self._put(self._take())
         return self._kept.decode("utf-8", "replace")
+
+    def reason(self) -> str:
+        """``: `` and the last line that the last command wrote, for the one line of an error."""
+        lines = _COLOUR.sub("", self.tail()).split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {said[:200]}" if said else ""
 
     def close(self) -> None:
         if self._file is not None:

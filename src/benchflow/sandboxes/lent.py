@@ -16,8 +16,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-TARGET = "/.benchflow-build"
-"""Where the directory appears inside."""
+TARGET = "/dev/.benchflow/build"
+"""Where the directory appears inside: below /dev, so that no layer has a place for it."""
 _VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT",
               "PIP_RETRIES", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "NPM_CONFIG_REGISTRY", "GOPROXY",
               "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")  # fmt: skip
@@ -25,7 +25,7 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 _BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO",
                      "NODE_EXTRA_CA_CERTS")  # fmt: skip
 _APT_KEYS = ("Acquire::http", "Acquire::Retries", "Acquire::Check-", "Acquire::ForceIPv")
-_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def lend(directory: Path, os_release: str | None) -> Lent:
         texts.append(apt)
     for path in [directory, *directory.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)  # RUN may be another user
-    return Lent(directory, env, tuple(match for text in texts for match in _PASSWORD.findall(text)))
+    return Lent(directory, env, tuple(match for text in texts for match in PASSWORD.findall(text)))
 
 
 def _bundle() -> Path | None:

@@ -15,6 +15,7 @@ import aiohttp
 from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxLostError
 from benchflow.sandboxes.buildlog import BuildLog, where
 from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.recipe import SENT_AS
 from benchflow.sandboxes.docker.registry import registry_config
 from benchflow.sandboxes.dockerfile import Instruction
 
@@ -32,25 +33,24 @@ async def build(
     engine: Engine,
     *,
     tag: str,
-    dockerfile: str,
     stream: Iterator[bytes],
     steps: Sequence[Instruction | None],
     buildkit: bool,
     labels: Mapping[str, str],
     log: BuildLog,
-    secrets: Sequence[str] = (),
 ) -> str:
-    """Build an image under ``tag`` and return its id. ``steps`` are the instructions the engine
+    """Build an image under ``tag`` and return its id. The Dockerfile in ``stream`` is called
+    ``SENT_AS``; ``steps`` are the instructions the engine
     will announce. When this is cancelled, so is the build on the engine.
 
     Raises ``ImageBuildError`` naming the line, ``HostPressureError`` when the engine's disk is
     full, ``SandboxLostError`` when the engine goes away.
     """
-    output = _Output(log, steps, secrets)
+    output = _Output(log, steps)
     faults: list[BaseException] = []
     params = {
         "t": tag,
-        "dockerfile": dockerfile,
+        "dockerfile": SENT_AS,
         "rm": True,
         "forcerm": True,
         "version": "2" if buildkit else "1",
@@ -122,10 +122,9 @@ async def _batches(stream: Iterator[bytes], faults: list[BaseException]) -> Asyn
 class _Output:
     """Follows what the engine says of a build."""
 
-    def __init__(self, log: BuildLog, steps: Sequence[Instruction | None], secrets: Sequence[str]) -> None:
+    def __init__(self, log: BuildLog, steps: Sequence[Instruction | None]) -> None:
         self._log = log
         self._steps = steps
-        self._secrets = secrets
         self._at: Instruction | None = None
         self._id = ""
         self._error: str | None = None
@@ -154,7 +153,7 @@ class _Output:
     def _begin(self, instruction: Instruction | None) -> None:
         self._at = instruction
         if instruction is not None:
-            self._log.begin(instruction, self._secrets)
+            self._log.begin(instruction, ())
 
     def _trace(self, data: bytes) -> None:
         """BuildKit's own form: steps that begin or fail, and their output."""
@@ -190,7 +189,8 @@ class _Output:
             )
         match = _EXIT.search(error)
         if match is not None:
-            raise ImageBuildError(f"{place}exited with {match[1] or match[2]}", fix=fix, detail=tail)
+            how = f"exited with {match[1] or match[2]}{self._log.reason()}"
+            raise ImageBuildError(f"{place}{how}", fix=fix, detail=tail)
         raise ImageBuildError(f"{place.rstrip()}: {error}" if place else error, fix=fix, detail=tail)
 
 

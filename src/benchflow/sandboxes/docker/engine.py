@@ -213,6 +213,18 @@ class Engine:
                 raise self.lost(error) from error
         return json.loads(text) if text.strip() else None
 
+    async def remove(self, path: str) -> bool:
+        """Remove a container (killed first, with its anonymous volumes), an image or a volume by
+        its path; False when it was gone, is going, or is in use by something else."""
+        params = {"force": path.startswith("containers/"), "v": True}
+        try:
+            await self.json("DELETE", path, params=params)
+        except EngineError as error:
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
     @asynccontextmanager
     async def open(
         self,

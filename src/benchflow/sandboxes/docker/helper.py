@@ -88,7 +88,7 @@ class HelperVolume:
                 done = {"Name": f"{name}-complete", "Labels": {KIND: "helper"}}
                 await self._engine.json("POST", "volumes/create", body=done)
             finally:
-                await asyncio.shield(self._remove(made["Id"]))
+                await asyncio.shield(self._engine.remove(f"containers/{made['Id']}"))
 
     async def _wait_for(self, filler: str) -> None:
         try:
@@ -99,14 +99,7 @@ class HelperVolume:
         if owner is None or owner.alive():
             await asyncio.sleep(0.2)
         else:
-            await self._remove(filler)
-
-    async def _remove(self, container: str) -> None:
-        try:
-            await self._engine.json("DELETE", f"containers/{container}", params={"force": True})
-        except EngineError as error:
-            if error.status not in (404, 409):
-                raise
+            await self._engine.remove(f"containers/{filler}")
 
 
 def _packed(folder: Path) -> bytes:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,8 +30,8 @@ from benchflow.sandboxes.buildlog import BuildLog
 from benchflow.sandboxes.context import signature
 from benchflow.sandboxes.docker.build import DISK_FULL, build, messages
 from benchflow.sandboxes.docker.engine import Engine, EngineError
-from benchflow.sandboxes.docker.loan import LOAN, Loan, may_help
-from benchflow.sandboxes.docker.recipe import LABEL, SENT_AS, Recipe, is_image_name, tar
+from benchflow.sandboxes.docker.loan import LOAN, Loan, lend_to, may_help
+from benchflow.sandboxes.docker.recipe import LABEL, Recipe, is_image_name, tar
 from benchflow.sandboxes.docker.registry import registry_auth
 from benchflow.sandboxes.filelock import FileLocks
 
@@ -72,7 +72,8 @@ class Images:
 
     async def check(self, source: ImageSource) -> None:
         """Raise ``UsageError`` for a Dockerfile or image name that is wrong, and
-        ``PrerequisiteError`` for an image that is not to be had or not for this machine.
+        ``PrerequisiteError`` for one that this engine is too old for, and for an image that is
+        not to be had or not for this machine.
         Builds and fetches nothing."""
         info = await self._engine.connect()
         if source.docker_image:
@@ -86,11 +87,14 @@ class Images:
                     raise
         try:
             recipe = await asyncio.to_thread(Recipe, source)
+        except ImageBuildError as error:
+            raise UsageError(f"task {source.name!r}: {error.message}", fix=error.fix) from error
+        try:
             recipe.needs_buildkit(info.api)
             for name, platform in recipe.bases:
                 await self._offer(name, platform)
         except ImageBuildError as error:
-            raise UsageError(f"task {source.name!r}: {error.message}", fix=error.fix) from error
+            raise PrerequisiteError(f"task {source.name!r}: {error.message}", fix=error.fix) from error
         except PrerequisiteError:
             tag = await self._tag(recipe)
             if await self._current(tag, recipe) is None:
@@ -159,10 +163,12 @@ class Images:
                 bases = {name: (await self._fetched(name, platform))["Id"] for name, platform in recipe.bases}
                 order = _Order(recipe, tag, recipe.needs_buildkit(self._engine.info.api), bases, log)
                 try:
-                    await self._build(order, tag)
+                    await self._build(order)
                 except ImageBuildError as error:
-                    if not (bases and may_help(error) and await self._build_with_loan(order)):
+                    if not (may_help(error) and recipe.can_mount(self._engine.info.api)):
                         raise
+                    async with lend_to(self._engine, recipe.base, log) as loan:
+                        await self._build(replace(order, buildkit=True), loan)
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -178,28 +184,18 @@ class Images:
             raise ImageBuildError(f"the image of {source.name!r} was removed as soon as it was built")
         return found
 
-    async def _build(self, order: _Order, tag: str, loan: Loan | None = None) -> None:
-        dockerfile, steps = order.recipe.sent(loan.images if loan else {})
+    async def _build(self, order: _Order, loan: Loan | None = None) -> None:
+        """With a loan: once more, with this host's certificates and package indexes."""
+        dockerfile, steps = order.recipe.sent(loan.image, loan.env) if loan else order.recipe.sent()
         await build(
             self._engine,
-            tag=tag,
-            dockerfile=SENT_AS,
+            tag=order.tag,
             stream=tar(await asyncio.to_thread(order.recipe.context), dockerfile),
             steps=steps,
             buildkit=order.buildkit,
             labels={LABEL: "1", _BASES: dumps(order.bases).decode(), **({_LENT: "1"} if loan else {})},
             log=order.log,
-            secrets=loan.secrets if loan else (),
         )
-
-    async def _build_with_loan(self, order: _Order) -> bool:
-        """Build once more with this host's certificates and package indexes. False when what
-        was lent could not be taken back out, so that nothing was built."""
-        async with Loan(self._engine) as loan:
-            for name in order.bases:
-                await loan.lend(name, order.log)
-            await self._build(order, loan.tag, loan)
-            return await loan.give_back(order.tag)
 
     @asynccontextmanager
     async def _marked(self, tag: str) -> AsyncIterator[None]:
@@ -215,9 +211,9 @@ class Images:
             finally:
                 _running.discard(name)
         except BenchflowError:
-            await self._removed(f"volumes/{name}")
+            await self._engine.remove(f"volumes/{name}")
             raise
-        await self._removed(f"volumes/{name}")
+        await self._engine.remove(f"volumes/{name}")
 
     # -- images of others --------------------------------------------------------------
 
@@ -311,11 +307,11 @@ class Images:
         found: list[Reaped] = []
         for kind, path, name, made in await self._half_made():
             if (old := time.time() - made) >= age:
-                removed = not dry_run and await self._removed(path)
+                removed = not dry_run and await self._engine.remove(path)
                 found.append(Reaped("docker", name, kind, old, who, removed))
         if not dry_run:
             for name in owners:
-                await self._removed(f"volumes/{name}")
+                await self._engine.remove(f"volumes/{name}")
         return found
 
     async def _half_made(self) -> list[tuple[str, str, str, float]]:
@@ -327,27 +323,16 @@ class Images:
                 found.append(
                     (
                         "build container",
-                        f"containers/{item['Id']}?force=1&v=1",
+                        f"containers/{item['Id']}",
                         item["Id"][:12],
                         item["Created"],
                     )
                 )
-        untagged = {**ours, "dangling": ["true"]}
-        for item in await self._engine.json("GET", "images/json", params={"filters": untagged}):
-            if _labels(item) <= {LABEL, _BASES, _LENT, LOAN}:
+        for item in await self._engine.json("GET", "images/json", params={"filters": ours}):
+            tagged = set(item.get("RepoTags") or ()) - {"<none>:<none>"} and LOAN not in item["Labels"]
+            if not tagged and _labels(item) <= {LABEL, _BASES, _LENT, LOAN}:
                 found.append(("image", f"images/{item['Id']}", item["Id"][7:19], item["Created"]))
         return found
-
-    async def _removed(self, path: str) -> bool:
-        path, _, query = path.partition("?")
-        params = dict(pair.split("=") for pair in query.split("&") if pair)
-        try:
-            await self._engine.json("DELETE", path, params=params)
-        except EngineError as error:
-            if error.status in (404, 409):  # gone, or in use by something that is not ours
-                return False
-            raise
-        return True
 
 
 def _labels(item: Mapping[str, Any]) -> set[str]:

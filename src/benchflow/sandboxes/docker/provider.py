@@ -34,7 +34,7 @@ from benchflow.sandboxes.docker.labels import labels, ours, owner_of
 from benchflow.sandboxes.docker.limits import EngineLimits
 from benchflow.sandboxes.docker.network import DockerNetwork, make_network, same_host
 from benchflow.sandboxes.docker.resident import ContainerResident
-from benchflow.sandboxes.docker.sandbox import SNAPSHOTS, DockerSandbox, remove
+from benchflow.sandboxes.docker.sandbox import SNAPSHOTS, DockerSandbox
 from benchflow.sandboxes.doors import SharedDoors
 from benchflow.sandboxes.live import plain, workspace
 from benchflow.sandboxes.resident import finished
@@ -122,7 +122,7 @@ class DockerProvider:
             await network.closing.aclose()
             await asyncio.wait([making])  # what is asked for comes into being, whoever waits
             self._left.add(name)
-            await remove(self.engine, f"containers/{name}")
+            await self.engine.remove(f"containers/{name}")
             self._left.discard(name)
 
         try:
@@ -243,7 +243,7 @@ class DockerProvider:
         owner, age = owner_of(item["Labels"]), time.time() - item["Created"]
         if owner is None or owner.alive() or age < older_than:
             return []
-        removed = not dry_run and await remove(self.engine, path)
+        removed = not dry_run and await self.engine.remove(path)
         return [Reaped(self.name, name, kind, age, str(owner), removed)]
 
     async def close(self) -> None:
@@ -252,7 +252,7 @@ class DockerProvider:
         await asyncio.gather(*ending, return_exceptions=True)
         with suppress(SandboxLostError, EngineError):
             for name in self._left:
-                await remove(self.engine, f"containers/{name}")
+                await self.engine.remove(f"containers/{name}")
         self._threads.shutdown(wait=False)
         await self.engine.close()
 

@@ -8,6 +8,7 @@ in place of those it names.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tarfile
@@ -29,8 +30,10 @@ from benchflow.sandboxes.dockerfile import (
     parse,
     words,
 )
+from benchflow.sandboxes.lent import TARGET
 from benchflow.sandboxes.tarstream import CHUNK, END, header, padding
 
+_RUN = re.compile(r"\s*RUN\b\s*", re.IGNORECASE)
 LABEL = "benchflow.image"
 """Label of everything a build makes, half-made or whole."""
 SENT_AS = ".benchflow.Dockerfile"
@@ -89,8 +92,7 @@ class Recipe:
     def needs_buildkit(self, api: str) -> bool:
         """True when only BuildKit can build it. Raises ``ImageBuildError`` naming the line when
         the engine, which speaks version ``api`` of the interface, has none that can."""
-        major, _, minor = api.partition(".")
-        version, wanted = (int(major), int(minor)), False
+        version, wanted = _numbers(api), False
         for instruction in self.dockerfile.instructions:
             keyword = instruction.keyword
             flags = [name for name in instruction.flags if name in _NEED_BUILDKIT.get(keyword, ())]
@@ -112,6 +114,11 @@ class Recipe:
             wanted = wanted or bool(new or flags)
         return wanted
 
+    @staticmethod
+    def can_mount(api: str) -> bool:
+        """Whether the engine's own BuildKit knows ``RUN --mount``: Docker 20.10 is the first."""
+        return _numbers(api) >= (1, 41)
+
     def context(self) -> BuildContext | None:
         """The files of the build, as they are now."""
         folder = self.source.context
@@ -132,29 +139,32 @@ class Recipe:
         parts = (_VERSION, self.text.hex(), bases, machine, files)
         return hashlib.sha256(dumps(parts)).hexdigest()
 
-    def sent(self, replaced: Mapping[str, str]) -> tuple[bytes, list[Instruction | None]]:
+    def sent(self, lent: str = "", env: Mapping[str, str] = {}) -> tuple[bytes, list[Instruction | None]]:
         """The Dockerfile for the engine, and for each of its steps the task's own instruction
-        (None for our label). ``replaced`` maps base images to others to start from."""
+        (None for our label). Each RUN gets the image ``lent`` mounted, and ``env``."""
         lines = list(self.dockerfile.lines)
         steps: list[Instruction | None] = []
         stages = {stage.instruction.line: stage for stage in self.stages}
-        after: dict[int, str] = {}
+        after: dict[int, list[str]] = {}
+        args = [f"ARG {name}={json.dumps(value)}" for name, value in env.items()]
+        mount = f"RUN --mount=type=bind,from={lent},target={TARGET} "
         for instruction in self.dockerfile.instructions:
             steps.append(instruction)
             stage = stages.get(instruction.line)
+            if lent and instruction.keyword == "RUN":
+                at = instruction.line - 1
+                lines[at] = _RUN.sub(lambda _: mount, lines[at], count=1)
             if instruction.keyword != "FROM" or stage is None:
                 continue
             first, last = instruction.line - 1, instruction.last_line - 1
             if stage.image:
-                image = replaced.get(stage.image, stage.image)
-                lines[first : last + 1] = [_from(image, stage), *[""] * (last - first)]
-            after[last] = f"LABEL {LABEL}=1"
+                lines[first : last + 1] = [_from(stage.image, stage), *[""] * (last - first)]
+            after[last] = [f"LABEL {LABEL}=1", *args]
             steps.append(None)
         out: list[str] = []
         for index, line in enumerate(lines):
             out.append(line)
-            if index in after:
-                out.append(after[index])
+            out += after.get(index, ())
         return "".join(f"{line}\n" for line in out).encode(), steps
 
 
@@ -170,6 +180,11 @@ def tar(context: BuildContext | None, dockerfile: bytes) -> Iterator[bytes]:
         if item.name and item.name != ".dockerignore":
             yield from _member(item)
     yield END
+
+
+def _numbers(api: str) -> tuple[int, int]:
+    major, _, minor = api.partition(".")
+    return int(major), int(minor)
 
 
 def is_image_name(name: str) -> bool:

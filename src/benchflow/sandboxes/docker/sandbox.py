@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from benchflow.contracts.sandbox import SandboxCapabilities, SandboxImage, SandboxSpec
-from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.engine import Engine
 from benchflow.sandboxes.docker.labels import KIND
 from benchflow.sandboxes.docker.resident import ContainerResident
 from benchflow.sandboxes.live import LiveSandbox
@@ -63,15 +63,3 @@ class DockerSandbox(LiveSandbox):
 
     async def _remove(self) -> None:
         await self._remove_all()
-
-
-async def remove(engine: Engine, path: str) -> bool:
-    """Remove a container (killed first, with its anonymous volumes) or an image by its path;
-    False when it was gone, is going, or an image is in use."""
-    try:
-        await engine.json("DELETE", path, params={"force": path.startswith("containers/"), "v": True})
-    except EngineError as error:
-        if error.status in (404, 409):
-            return False
-        raise
-    return True

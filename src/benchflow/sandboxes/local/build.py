@@ -268,9 +268,6 @@ class _Build:
                 result = await self._sandboxed(
                     upper, argv, {**lent.env, **env}, cwd, user, [(lent.directory, TARGET)]
                 )
-            stub = upper.upper / TARGET.lstrip("/")
-            if stub.is_dir():
-                stub.rmdir()
             if result.timed_out:
                 raise self._timed_out()
             if result.exit_code:
@@ -305,7 +302,8 @@ class _Build:
         fix = f"the whole output is in {self._log.path}"
         if self._base.base == "host" and any(name in instruction.value for name in _PACKAGE_MANAGERS):
             fix = f"the host base has no package manager: import a base, or {DOCKER_ADVICE}; {fix}"
-        return ImageBuildError(f"{where(instruction)} {how}", fix=fix, detail=self._log.tail())
+        message = f"{where(instruction)} {how}{self._log.reason()}"
+        return ImageBuildError(message, fix=fix, detail=self._log.tail())
 
     def _timed_out(self) -> ImageBuildError:
         return ImageBuildError(
