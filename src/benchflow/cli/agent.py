@@ -59,11 +59,13 @@ def install_agent(
     import asyncio
 
     from benchflow.agents import catalog
+    from benchflow.jobs.preflight import agent_whole
 
     held = asyncio.run(catalog.ensure_bundle(name, say=print))
     if not held.needed:
         print(f"agent {held.name} needs no installing")
         return
+    agent_whole(held)
     print(f"agent {held.name} {held.version} is installed: {_size(held.size_bytes)}, {held.folder}")
 
 

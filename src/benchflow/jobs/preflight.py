@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchflow.agents import catalog
-from benchflow.agents.bundle import MARKER, BundleStatus
+from benchflow.agents.bundle import BundleStatus, whole
 from benchflow.contracts.agent import Agent
 from benchflow.contracts.config import RuntimeConfig
 from benchflow.contracts.errors import PrerequisiteError, UsageError
@@ -226,10 +225,7 @@ async def agent_fits(name: str, provider: SandboxProvider) -> None:
 
 def agent_whole(status: BundleStatus) -> None:
     """Raise ``PrerequisiteError`` when files of an installed agent are gone or cut short."""
-    if status.folder is None:
-        return
-    files = (path.lstat() for path in status.folder.rglob("*") if path != status.folder / MARKER)
-    if sum(found.st_size for found in files if stat.S_ISREG(found.st_mode)) != status.size_bytes:
+    if status.folder is not None and not whole(status.folder, status.size_bytes):
         raise PrerequisiteError(
             f"agent {status.name} {status.version} is damaged: files are missing in {status.folder}",
             fix=f"bench agent remove {status.name}, then bench agent install {status.name}",
