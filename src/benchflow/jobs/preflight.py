@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from benchflow.agents import catalog
 from benchflow.agents.bundle import BundleStatus, whole
 from benchflow.contracts.agent import Agent
 from benchflow.contracts.config import RuntimeConfig
-from benchflow.contracts.errors import PrerequisiteError, UsageError
+from benchflow.contracts.errors import HostPressureError, PrerequisiteError, UsageError
 from benchflow.contracts.gateway import ModelSpec
 from benchflow.contracts.sandbox import SandboxProvider
 from benchflow.contracts.task import Task
@@ -207,8 +208,14 @@ async def open_checked(
             await provider.check(image_source(task, config.local_base, config.base_image_override))
         for agent in checked.agents:
             agent_whole(await catalog.ensure_bundle(agent, say))
-    except BaseException:
+    except BaseException as error:
         await planes.close()
+        if isinstance(error, HostPressureError):
+            raise PrerequisiteError(error.message, fix=error.fix) from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PrerequisiteError(
+                f"the disk of {existing(state_dir())} is full", fix="free space, or set BENCHFLOW_HOME=FOLDER"
+            ) from error
         raise
     return planes, probe
 

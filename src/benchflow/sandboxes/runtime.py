@@ -21,7 +21,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from benchflow.contracts.errors import PrerequisiteError
+from benchflow.contracts.errors import HostPressureError, PrerequisiteError
 from benchflow.kernel.ownership import state_dir
 
 _EXTENSIONS = ("_socket", "select", "_ctypes")
@@ -56,9 +56,12 @@ def _runtime_in(home: Path) -> Path:
             _fill(scratch)
             _prove(scratch)
             os.rename(scratch, place)
-        except OSError:
+        except OSError as error:
             if not place.is_dir():  # else another process was faster
-                raise
+                raise HostPressureError(
+                    f"the sandboxes' helper cannot be put in {place.parent}: {error.strerror or error}",
+                    fix="free space there, or set BENCHFLOW_HOME=FOLDER",
+                ) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return place
