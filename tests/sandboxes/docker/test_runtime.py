@@ -98,7 +98,7 @@ async def test_no_privileged_container_and_no_socket_of_the_engine(
 
 
 ATTACKS = {
-    "kill": "kill -9 1; kill -TERM 1; kill -STOP 1",
+    "kill": "for number in $(seq 1 64); do kill -$number 1; done; sleep 0.1",
     "its descriptors": "ls /proc/1/fd/0 && echo reached; echo x >/proc/1/fd/1 && echo reached",
     "its memory": "head -c 1 /proc/1/mem && echo reached; cat /proc/1/environ && echo reached",
     "its program": "echo x >>/proc/1/exe && echo reached",
@@ -133,6 +133,12 @@ async def test_the_agent_cannot_touch_roots_commands(sandbox: DockerSandbox) -> 
 async def test_what_root_kills_ends_its_own_call_alone(sandbox: DockerSandbox) -> None:
     assert (await sandbox.exec("kill -9 $PPID; sleep 1000")).exit_code == -9
     assert (await sandbox.exec(["echo", "on"])).out == "on\n"
+
+
+async def test_root_that_stops_what_watches_it_is_still_ended_in_time(sandbox: DockerSandbox) -> None:
+    result = await sandbox.exec("kill -STOP $PPID; sleep 91236", timeout=0.5)
+    assert result.timed_out
+    assert "91236" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).out.replace("\0", " ")
 
 
 async def test_a_command_that_takes_all_memory_is_killed_alone(create: Create) -> None:

@@ -7,6 +7,7 @@ ends when stdin does, that is when the engine is gone. As it is not dumpable, no
 without CAP_SYS_PTRACE can look into it or at its descriptors, not even root.
 """
 
+import _signal  # pyright: ignore[reportMissingImports]
 import _socket
 import marshal
 import posix
@@ -27,6 +28,7 @@ from wire import (
     MESSAGE,
     PR_SET_DUMPABLE,
     SIGCONT,
+    SIGINT,
     SIGKILL,
     SIGSTOP,
     SOCKET,
@@ -202,6 +204,7 @@ def shut(peer):
 
 def main():
     prctl(PR_SET_DUMPABLE, 0)
+    _signal.signal(SIGINT, 0)  # whose handler, the interpreter's own, would let it through
     for place in (3, 4, 5):  # those that helper and supervisors give a meaning
         posix.dup2(0, place, False)
     source, sink = posix.dup(0), posix.dup(1)

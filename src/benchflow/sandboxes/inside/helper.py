@@ -36,6 +36,7 @@ from wire import (
     PR_SET_DUMPABLE,
     READY,
     SIGCHLD,
+    SIGCONT,
     SIGTERM,
     SOCKET,
     Failure,
@@ -198,6 +199,7 @@ class Helper:
             if ident == wanted:
                 self.killed.add(pid)
                 signal(pid, SIGTERM)
+                signal(pid, SIGCONT)  # root of a container may have stopped it
                 return
         self.say(GONE, wanted)
 

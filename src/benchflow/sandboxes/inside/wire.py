@@ -4,7 +4,7 @@ import _ctypes
 import posix
 
 READY, EXIT, ERROR, GONE, DONE, STARTED, SOCKET, FATAL = range(1, 9)
-SIGTERM, SIGKILL, SIGSTOP, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 19, 18, 17, 13, 25
+SIGINT, SIGTERM, SIGKILL, SIGSTOP, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 2, 15, 9, 19, 18, 17, 13, 25
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 CHANNEL = 3
 """Descriptor of the socket to the engine, in the helper and in what it forks."""
