@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ import pytest
 
 from benchflow.contracts.errors import UsageError
 from benchflow.contracts.gateway import ModelSpec
-from benchflow.contracts.sandbox import ModelDoor, NetworkPolicy, Sandbox
+from benchflow.contracts.sandbox import ModelDoor, Mount, NetworkPolicy, Sandbox
 from benchflow.gateway.server import GatewayServer
 from benchflow.kernel.storage import Redactor
 from benchflow.sandboxes import doors
@@ -236,6 +237,23 @@ async def test_who_does_not_read_is_waited_for_and_holds_up_nobody(reach, serve,
     await process.kill()
 
 
+@through([("local", "none", "stream"), ("docker", "none", "stream")])
+async def test_connections_kept_open_do_not_use_up_our_descriptors(
+    reach, folder: Path, mode: str, via: str
+) -> None:
+    listener = doors.listen(str(folder / "g.sock"))  # nobody accepts
+    sandbox = await reach(folder / "g.sock", mode, via)
+    before = len(os.listdir("/proc/self/fd"))
+    program = "made = [dial() for _ in range(900)]; print(len(made), flush=True); sys.stdin.read()"
+    process = await sandbox.spawn(["python3", "-c", DIAL + program], user="agent")
+    assert await process.stdout.readline() == b"900\n"
+    assert (await sandbox.exec(["echo", "well"])).ok
+    assert len(os.listdir("/proc/self/fd")) - before < 6 * doors.MOST
+    await process.kill()
+    await sandbox.teardown()
+    listener.close()
+
+
 @through(MECHANISMS)
 async def test_a_connection_that_nobody_answers_ends(reach, folder: Path, mode: str, via: str, serve) -> None:
     path = await serve(lambda reader, writer: writer.close())
@@ -348,3 +366,24 @@ async def test_a_remote_engine_is_reached_by_the_stream(remote, create, serve, m
     assert await run(sandbox, program, user="agent") == f"{3 << 20}\n"
     with pytest.raises(UsageError, match="another machine"):
         await create(model_door=ModelDoor(path, PORT, "socket"))
+
+
+@pytest.mark.parametrize("provider", ["docker"], indirect=True)
+async def test_a_remote_engine_gets_what_is_mounted_once(remote, create, tmp_path: Path) -> None:
+    (tmp_path / "bundle/bin").mkdir(parents=True)
+    (tmp_path / "bundle/bin/run").write_text(f"#!/bin/sh\necho {tmp_path}\n")
+    (tmp_path / "bundle/bin/run").chmod(0o755)
+    (tmp_path / "bundle/link").symlink_to("bin/run")
+    mounts = (Mount(tmp_path / "bundle", "/opt/bundle"),)
+    first, second = await asyncio.gather(create(mounts=mounts), create(mounts=mounts))
+    for sandbox in (first, second):
+        assert (await sandbox.exec(["/opt/bundle/link"], user="agent")).out == f"{tmp_path}\n"
+        assert not (await sandbox.exec("rm /opt/bundle/link")).ok
+    engine = Engine()
+    shown = [await engine.json("GET", f"containers/{item.container}/json") for item in (first, second)]
+    places = [{m["Destination"]: m["Name"] for m in item["Mounts"]} for item in shown]
+    assert places[0] == places[1]
+    await asyncio.gather(first.teardown(), second.teardown())
+    for end in ("-complete", ""):
+        assert await engine.remove(f"volumes/{places[0]['/opt/bundle']}{end}")
+    await engine.close()

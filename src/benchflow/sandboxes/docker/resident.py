@@ -16,7 +16,8 @@ from typing import Any
 
 from benchflow.contracts.errors import SandboxLostError, SandboxStartError
 from benchflow.sandboxes.docker.engine import Engine, Hijacked
-from benchflow.sandboxes.inside.mux import PLACES, REPLY, REQUEST, Broken, Mux, Sink, Source, frame
+from benchflow.sandboxes.doors import MOST
+from benchflow.sandboxes.inside.mux import DROP, END, PLACES, REPLY, REQUEST, Broken, Mux, Sink, Source, frame
 from benchflow.sandboxes.resident import SOCKET, Resident
 
 _SPARE_PLACE = 7
@@ -89,12 +90,17 @@ class ContainerResident(Resident):
         self._mux.tell(number, lambda: self._on_reply(data, self._handed(number, data)))
 
     def _handed(self, ident: int, data: bytes) -> list[socket.socket]:
-        """A connection that the helper has made inside, as a socket of ours."""
+        """A connection that the helper has made inside, as a socket of ours. One too many is
+        broken off: whoever makes them must not use up the engine's descriptors."""
         if data[0] != SOCKET:
+            return []
+        number = ident * PLACES + _SPARE_PLACE
+        others = sum(other % PLACES == _SPARE_PLACE for other in self._mux.sinks)
+        if ident not in self._calls and others >= MOST:
+            self._write(frame(DROP, number) + frame(END, number))
             return []
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        number = ident * PLACES + _SPARE_PLACE
         Source(self._mux, number, os.dup(ours.fileno()))
         Sink(self._mux, number, os.dup(ours.fileno()), lambda: _shut(ours))
         return [theirs]
