@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from benchflow.cli.apps import make_app
+from benchflow.contracts.sandbox import Running
 
 app = make_app("Bases, running sandboxes and leftovers.")
 image = make_app("Bases that FROM may name in the local sandbox.")
@@ -22,27 +22,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_sandboxes(as_json: AsJson = False) -> None:
-    """List the sandboxes of this machine that the local provider runs."""
-    from benchflow.kernel.ownership import state_dir
-    from benchflow.sandboxes.local.leases import leases
+    """List the sandboxes that exist, of runs that live and of runs that died."""
+    import asyncio
 
-    now = time.time()
-    found = [
-        {
-            "provider": "local",
-            "name": lease.name,
-            "job": lease.job,
-            "age_sec": round(now - lease.created, 1),
-            "owner": str(lease.owner),
-            "alive": lease.owner.alive(),
-        }
-        for lease in leases(state_dir() / "leases")
-    ]
+    from benchflow.sandboxes.leftovers import all_running
+
+    found = asyncio.run(all_running())
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps([asdict(item) | {"age_sec": round(item.age_sec, 1)} for item in found], indent=2))
         return
-    rows = [(str(r["name"]), str(r["job"] or "-"), _age(r["age_sec"]), _state(r)) for r in found]
-    _table(("name", "job", "age", "owner"), rows, "no sandboxes")
+    rows = [(item.provider, item.name, item.job or "-", _age(item.age_sec), _state(item)) for item in found]
+    _table(("provider", "name", "job", "age", "owner"), rows, "no sandboxes")
 
 
 @app.command("cleanup")
@@ -117,8 +107,8 @@ def _age(seconds: object) -> str:
     )
 
 
-def _state(record: dict[str, object]) -> str:
-    return f"{record['owner']}" + ("" if record["alive"] else " (gone)")
+def _state(found: Running) -> str:
+    return found.owner + ("" if found.alive else " (gone)")
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], empty: str) -> None:

@@ -53,7 +53,7 @@ class ModelDoor:
 
     ``via``: ``namespace`` (the host listens in the sandbox's network), ``socket`` (bound into
     it), ``bridge`` (an address of the host on a network they share) or ``stream`` (over the
-    standard streams of a process inside). ``auto`` takes the first that works; a provider
+    connection by which the sandbox is driven). ``auto`` takes the first that works; a provider
     refuses what it does not have with ``UsageError``. ``enforced["model_door"]`` tells which."""
 
     socket: Path
@@ -182,6 +182,18 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A sandbox that exists now. ``alive`` tells whether its owner, a process, still is."""
+
+    provider: str
+    name: str
+    job: str
+    age_sec: float
+    owner: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reaped:
     """A leftover of a dead run that was, or with ``dry_run`` would be, removed."""
 
@@ -303,6 +315,10 @@ class SandboxProvider(Protocol):
         ...
 
     async def create(self, image: SandboxImage, spec: SandboxSpec) -> Sandbox: ...
+
+    async def running(self) -> list[Running]:
+        """The sandboxes that this state folder's runs have here."""
+        ...
 
     async def reap(self, *, older_than: float = 0.0, dry_run: bool = False) -> list[Reaped]:
         """Remove what belongs to owners that no longer live, and nothing else."""

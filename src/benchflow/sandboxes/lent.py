@@ -16,7 +16,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-TARGET = "/dev/.benchflow/build"
+TARGET = "/dev/.benchflow-build"
 """Where the directory appears inside: below /dev, so that no layer has a place for it."""
 _VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT",
               "PIP_RETRIES", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "NPM_CONFIG_REGISTRY", "GOPROXY",

@@ -12,7 +12,7 @@ async def main() -> None:
     provider = DockerProvider()
     image = await provider.prepare(ImageSource("base", None, None, docker_image=image_name))
     await provider.preflight()
-    await provider._helper.name(image.ref)
+    await provider._volumes.helper(image.ref)
     print("ready", flush=True)
     for _ in range(int(times)):
         sandbox = await provider.create(image, SandboxSpec(name))

@@ -85,7 +85,8 @@ async def test_an_address_with_no_engine_behind_it(host: str, words: str) -> Non
     ("serve", "words"),
     [
         (answering(b'{"ApiVersion": "1.30", "Version": "17.06"}'), "too old: 17.06"),
-        (answering(b"<html>hello</html>"), "does not answer|no docker engine"),
+        (answering(b"<html>hello</html>"), "what answers at .* is no docker engine: <html>hello</html>"),
+        (answering(b"\xff"), "what answers at .* is no docker engine"),
         (answering(b'{"name": "other"}'), "what answers at .* is no docker engine"),
         (answering(b"denied", "403 Forbidden"), "no docker engine: denied"),
         (silent, "does not answer"),

@@ -47,7 +47,7 @@ async def build(
     full, ``SandboxLostError`` when the engine goes away.
     """
     output = _Output(log, steps)
-    faults: list[BaseException] = []
+    faults: list[BenchflowError] = []
     params = {
         "t": tag,
         "dockerfile": SENT_AS,
@@ -59,7 +59,7 @@ async def build(
     }
     headers = {"Content-Type": "application/x-tar", **registry_config()}
     try:
-        body = _batches(stream, faults)
+        body = batches(stream, faults)
         async with engine.open("POST", "build", params=params, data=body, headers=headers) as response:
             async for message in messages(response, engine):
                 output.take(message)
@@ -99,7 +99,7 @@ async def messages(response: aiohttp.ClientResponse, engine: Engine) -> AsyncIte
         raise engine.lost(error) from error
 
 
-async def _batches(stream: Iterator[bytes], faults: list[BaseException]) -> AsyncIterator[bytes]:
+async def batches(stream: Iterator[bytes], faults: list[BenchflowError]) -> AsyncIterator[bytes]:
     """``stream`` read off the event loop. What goes wrong in it is kept in ``faults``, as the
     connection only tells that it broke."""
 

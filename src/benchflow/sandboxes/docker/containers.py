@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchflow.contracts.sandbox import SandboxImage, SandboxSpec
-from benchflow.sandboxes.docker import helper
+from benchflow.sandboxes import runtime
 
+_HELPER = "/dev/.benchflow/helper"
+"""Where the helper is mounted: below /dev, so that no mount point is left in the image."""
 _STOP_SIGNAL = "SIGKILL"
 """For ``docker stop``: the helper is process 1, which no other signal ends."""
 _SHM_MB = 64
+Show = tuple[str, str, str]
+"""Something shown read-only: ``bind`` or ``volume``, its source, and its place inside."""
 
 
 def configuration(
@@ -20,16 +23,16 @@ def configuration(
     *,
     labels: Mapping[str, str],
     network: str,
-    binds: Iterable[tuple[Path, str]],
-    volume: str,
+    helper: str,
+    shown: Iterable[Show],
     limits: Mapping[str, object],
 ) -> dict[str, Any]:
     """The body of ``POST /containers/create``: everything a sandbox is, so that one made from a
-    snapshot gets it all again. The image's entrypoint, user and health check are not used."""
-    mounts = [{"Type": "volume", "Source": volume, "Target": helper.PLACE, "ReadOnly": True}]
-    mounts += [
-        {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-        for source, target in binds
+    snapshot gets it all again. ``helper`` is the volume with its program. The image's
+    entrypoint, user and health check are not used."""
+    mounts = [
+        {"Type": kind, "Source": source, "Target": target, "ReadOnly": True}
+        for kind, source, target in [("volume", helper, _HELPER), *shown]
     ]
     host: dict[str, Any] = {
         "NetworkMode": network,
@@ -52,7 +55,7 @@ def configuration(
     return {
         "Image": image.ref,
         "Hostname": "sandbox",
-        "Entrypoint": helper.command(),
+        "Entrypoint": _command(),
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
@@ -67,3 +70,10 @@ def configuration(
         "Tty": False,
         "HostConfig": host,
     }
+
+
+def _command() -> list[str]:
+    """What a container runs: the helper, by its own loader."""
+    loader = runtime.loader_path()
+    _, option, library, python, *rest = runtime.argv("import container; container.main()")
+    return [f"{_HELPER}/lib/{loader.name}", option, f"{_HELPER}/{library}", f"{_HELPER}/{python}", *rest]

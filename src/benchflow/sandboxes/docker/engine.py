@@ -88,7 +88,7 @@ class Engine:
                 fix="give unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST, or unset DOCKER_HOST",
             )
         if scheme == "ssh":
-            self._tunnel = await SshTunnel.open(self.host)
+            self._tunnel = SshTunnel(self.host)
         if scheme in ("unix", "ssh"):
             path = str(self._tunnel.path) if self._tunnel else rest
             connector = aiohttp.UnixConnector(path, limit=0)  # a live container holds one
@@ -123,13 +123,15 @@ class Engine:
                 asyncio.timeout(_ANSWER_SEC),
                 self._open_http.get(f"{self._top}/version") as response,
             ):
-                text = await response.text()
-                said = json.loads(text) if response.status == 200 else {}
-        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+                text = (await response.read()).decode("utf-8", "replace")
+                said = _json(text) if response.status == 200 else None
+        except aiohttp.ClientResponseError as error:  # an answer, but not one of HTTP
+            text, said = error.message, None
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise self._unreachable(error) from error
         if not isinstance(said, dict) or "ApiVersion" not in said:
             raise PrerequisiteError(
-                f"what answers at {self.host} is no docker engine: {text.strip()[:200]}",
+                f"what answers at {self.host} is no docker engine: {' '.join(text.split())[:200]}",
                 fix="check DOCKER_HOST",
             )
         newest, oldest = _version(said["ApiVersion"]), _version(said.get("MinAPIVersion") or "1.0")
@@ -343,11 +345,16 @@ class Hijacked:
         self.feed_eof()
 
 
-def _refusal(status: int, text: str) -> EngineError:
+def _json(text: str) -> Any:
     try:
-        text = json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        pass
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _refusal(status: int, text: str) -> EngineError:
+    said = _json(text)
+    text = str(said["message"]) if isinstance(said, dict) and "message" in said else text
     return EngineError(f"docker: {text.strip() or f'status {status}'}", status=status)
 
 

@@ -21,20 +21,21 @@ from benchflow.contracts.errors import (
 from benchflow.contracts.sandbox import (
     ImageSource,
     Reaped,
+    Running,
     SandboxCapabilities,
     SandboxImage,
     SandboxSpec,
 )
 from benchflow.kernel.ownership import state_dir
-from benchflow.sandboxes.docker.containers import configuration
+from benchflow.sandboxes.docker.containers import Show, configuration
 from benchflow.sandboxes.docker.engine import Engine, EngineError
-from benchflow.sandboxes.docker.helper import HelperVolume
 from benchflow.sandboxes.docker.images import Images
-from benchflow.sandboxes.docker.labels import labels, ours, owner_of
+from benchflow.sandboxes.docker.labels import JOB, labels, ours, owner_of
 from benchflow.sandboxes.docker.limits import EngineLimits
 from benchflow.sandboxes.docker.network import DockerNetwork, make_network, same_host
 from benchflow.sandboxes.docker.resident import ContainerResident
 from benchflow.sandboxes.docker.sandbox import SNAPSHOTS, DockerSandbox
+from benchflow.sandboxes.docker.volumes import Volumes
 from benchflow.sandboxes.doors import SharedDoors
 from benchflow.sandboxes.live import plain, workspace
 from benchflow.sandboxes.resident import finished
@@ -53,7 +54,7 @@ class DockerProvider:
         self._home = home or state_dir()
         self.engine = Engine(host)
         self.images = Images(self.engine)
-        self._helper = HelperVolume(self.engine, self._home)
+        self._volumes = Volumes(self.engine, self._home)
         self._info: dict[str, Any] = {}
         self._limits = EngineLimits({})
         self._on_this_host = False
@@ -111,11 +112,11 @@ class DockerProvider:
         """Make, start and set up a container. Raises ``SandboxStartError`` with the reason."""
         await self.preflight()
         await self.engine.back()
-        volume = await self._helper.name(image.ref)
+        helper, shown = await self._volumes.helper(image.ref), await self._shown(image, spec)
         network = await make_network(spec, on_this_host=self._on_this_host)
         name = f"{plain(spec.name)}-{uuid.uuid4().hex[:8]}"
         resident = ContainerResident(name, lambda: self._why_it_ended(name, spec))
-        making = asyncio.ensure_future(self._make(name, image, spec, network, volume))
+        making = asyncio.ensure_future(self._make(name, image, spec, network, helper, shown))
 
         async def end() -> None:
             resident.close()
@@ -129,6 +130,7 @@ class DockerProvider:
             enforced = await asyncio.shield(making)
             sandbox = await self._start(name, image, spec, network, resident, enforced, end)
         except BaseException as error:
+            self._volumes.forget()
             with suppress(SandboxLostError):
                 await finished(asyncio.ensure_future(end()))
             if isinstance(error, EngineError):
@@ -138,8 +140,23 @@ class DockerProvider:
         self._sandboxes.add(sandbox)
         return sandbox
 
+    async def _shown(self, image: SandboxImage, spec: SandboxSpec) -> list[Show]:
+        """The mounts asked for; an engine that does not see our files gets their content."""
+        if self._on_this_host:
+            return [("bind", str(mount.source), mount.target) for mount in spec.mounts]
+        return [
+            ("volume", await self._volumes.holding(mount.source, image.ref), mount.target)
+            for mount in spec.mounts
+        ]
+
     async def _make(
-        self, name: str, image: SandboxImage, spec: SandboxSpec, network: DockerNetwork, volume: str
+        self,
+        name: str,
+        image: SandboxImage,
+        spec: SandboxSpec,
+        network: DockerNetwork,
+        helper: str,
+        shown: list[Show],
     ) -> dict[str, object]:
         """Create the container; returns the limits that are in force."""
         while True:
@@ -149,8 +166,8 @@ class DockerProvider:
                 image,
                 labels=labels("sandbox", self._home, spec.name, spec.job),
                 network=network.mode,
-                binds=[*((mount.source, mount.target) for mount in spec.mounts), *network.binds],
-                volume=volume,
+                helper=helper,
+                shown=[*shown, *(("bind", str(path), target) for path, target in network.binds)],
                 limits=limits,
             )
             try:
@@ -219,22 +236,32 @@ class DockerProvider:
             return f"out of memory (the limit is {spec.limits.memory_mb} MB)"
         return f"its first process ended with {state.get('ExitCode')}"
 
-    # -- leftovers ---------------------------------------------------------------------
+    # -- what there is ------------------------------------------------------------------
+
+    async def running(self) -> list[Running]:
+        found: list[Running] = []
+        for item in await self._containers():
+            owner, name = owner_of(item["Labels"]), item["Names"][0].lstrip("/")
+            age, alive = time.time() - item["Created"], owner is not None and owner.alive()
+            found.append(Running(self.name, name, item["Labels"][JOB], age, str(owner), alive))
+        return found
+
+    async def _containers(self) -> list[dict[str, Any]]:
+        params = {"all": True, **ours("sandbox", self._home)}
+        return await self.engine.json("GET", "containers/json", params=params)
 
     async def reap(self, *, older_than: float = 0.0, dry_run: bool = False) -> list[Reaped]:
         """Remove containers, then snapshots, of owners of this state folder that no longer
         live, and what builds have left. ``older_than`` is in seconds."""
         await self.engine.connect()
         found: list[Reaped] = []
-        listed = await self.engine.json(
-            "GET", "containers/json", params={"all": True, **ours("sandbox", self._home)}
-        )
-        for item in listed:
+        for item in await self._containers():
             name = item["Names"][0].lstrip("/")
             found += await self._reap(f"containers/{name}", name, "sandbox", item, older_than, dry_run)
         for item in await self.engine.json("GET", "images/json", params=ours("snapshot", self._home)):
             name = (item.get("RepoTags") or [item["Id"]])[0]
             found += await self._reap(f"images/{name}", name, "snapshot", item, older_than, dry_run)
+        found += await self._volumes.reap(older_than=older_than, dry_run=dry_run)
         return found + await self.images.reap(older_than=older_than, dry_run=dry_run)
 
     async def _reap(

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchflow.contracts.sandbox import (
     ImageSource,
     Reaped,
+    Running,
     SandboxCapabilities,
     SandboxImage,
     SandboxSpec,
@@ -148,7 +149,20 @@ class LocalProvider:
         self._sandboxes.add(sandbox)
         return sandbox
 
-    # -- leftovers ---------------------------------------------------------------------
+    # -- what there is ------------------------------------------------------------------
+
+    async def running(self) -> list[Running]:
+        return [
+            Running(
+                self.name,
+                lease.name,
+                lease.job,
+                time.time() - lease.created,
+                str(lease.owner),
+                lease.owner.alive(),
+            )
+            for lease in leases(self._home / "leases")
+        ]
 
     async def reap(self, *, older_than: float = 0.0, dry_run: bool = False) -> list[Reaped]:
         """Remove what dead owners left: processes and control groups first, then uppers,
