@@ -44,7 +44,8 @@ class Plan:
 
 async def baseline(sandbox: Sandbox, workspace: str) -> Inventory:
     """What stood where the agent can write before it acted."""
-    return await inventory.take(sandbox, _roots(workspace, sandbox.spec.agent_user), _patience(0))
+    roots = _roots(workspace, sandbox.spec.agent_user)
+    return await inventory.take(sandbox, roots, _patience(0), whole=True)
 
 
 async def quiet(request: VerifyRequest) -> None:

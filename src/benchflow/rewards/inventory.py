@@ -39,6 +39,9 @@ _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 _MAX_LINKS = 40
 _CONTENT_LIMIT = 1024 * 1024
 """A larger file is listed without its content."""
+_BLOCK = 512
+_NO_NAME = "?" * 3000 + "*"
+"""Paths so long that what is below them can hardly be named any more (a path holds 4096 bytes)."""
 THEN_FAILED = 3
 _STREAM_LIMIT = 64 * 1024 * 1024
 _LIST = """sh -c 'printf "%s\\0" "$@" >&3' sh"""
@@ -68,7 +71,7 @@ inventory() {{
     [ $# -gt 0 ] || return 0
     find "$@" UNDO \\( -type d \\( {_FOLDERS} \\) -exec {_LIST} {{}} + -prune \\
         -o -type l -exec {_PACK} {{}} + \\
-        -o -type f \\( {_NAMES} \\) -size -{_CONTENT_LIMIT // 512} -exec {_PACK} {{}} + \\
+        -o -type f \\( {_NAMES} \\) -size -LIMIT -exec {_PACK} {{}} + \\
         -o ! -type d \\( {_NAMES} \\) -exec {_LIST} {{}} + \\) \\
         3>&2 2>/dev/null || [ $mode = live ]
 }}
@@ -106,10 +109,14 @@ async def take(
     timeout: float,
     *,
     live: bool = False,
+    whole: bool = False,
     undo: str = "",
     then: str = "",
 ) -> Inventory:
-    """List ``roots`` without following links. Raises ``HardeningError`` when it cannot.
+    """List ``roots`` without following links. Raises ``HardeningError`` when it cannot. Nobody
+    gets out of being scored by what he leaves: folders too deep to be named are removed, and
+    where there is too much configuration its content counts as unread, unless ``whole`` says
+    that it is needed.
 
     ``live`` forgives what vanished meanwhile: processes of the agent may still run. ``undo`` is
     the front of ``find``'s expression; paths in it begin with ``.``. ``then`` is a command to run
@@ -119,14 +126,23 @@ async def take(
         return Inventory()
     listing = shlex.join(["inventory", "live" if live else "still", *(f".{root}" for root in roots)])
     script = f"{_FUNCTION.replace('UNDO', undo)}{listing} || exit 1\n{then or ':'} || exit {THEN_FAILED}"
-    done = await sandbox.exec(
-        ["/bin/sh", "-c", script],
-        clean_env=True,
-        env={"PATH": PATH},
-        cwd="/",
-        timeout=timeout,
-        output_limit=_STREAM_LIMIT,
-    )
+
+    async def run(*argv: str) -> ExecResult:
+        env = {"PATH": PATH}
+        return await sandbox.exec(
+            argv, clean_env=True, env=env, cwd="/", timeout=timeout, output_limit=_STREAM_LIMIT
+        )
+
+    async def look(content: int = _CONTENT_LIMIT) -> ExecResult:
+        return await run("/bin/sh", "-c", script.replace("LIMIT", str(content // _BLOCK), 1))
+
+    done = await look()
+    if done.exit_code == 1:
+        remove = ("-path", _NO_NAME, "-prune", "-exec", "rm", "-rf", "{}", "+")
+        await run("find", *(f".{root}" for root in roots), *remove)
+        done = await look()
+    if done.stdout_truncated and not whole:
+        done = await look(_BLOCK)
     check(done, "making room" if done.exit_code == THEN_FAILED else "listing the workspace")
     if done.stdout_truncated or done.stderr_truncated:
         raise HardeningError(f"the workspace holds over {_STREAM_LIMIT >> 20} MiB of configuration files")
