@@ -77,6 +77,7 @@ async def test_a_script_that_cannot_start(lab, make_task):
         ("echo -1 > reward.txt; echo 0.5 > reward.json", "outside 0 to 1"),
         ("head -c 100000 /dev/zero > reward.txt", "larger than"),
         ("cd ..; rm -rf verifier; ln -s /app verifier; echo 1 > /app/reward.txt", "is no folder"),
+        ("cd ..; rm -rf verifier; echo 1 > verifier", "is no folder"),
     ],
 )
 async def test_reward_files_that_do_not_count(lab, make_task, lines, message):

@@ -215,6 +215,9 @@ class _Run:
         shutil.rmtree(logs, ignore_errors=True)
         try:
             special = await sandbox.download(LOGS, logs, limit=_DOWNLOAD_LIMIT)
+            if not logs.is_dir():
+                logs.unlink()
+                raise TransferError(f"{LOGS} is a file")
             kinds = [_kind(logs / name, name in special) for name in names]
         except TransferError as error:
             self.notes.append(f"only the reward files were kept: {error}")
