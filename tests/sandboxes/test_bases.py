@@ -334,8 +334,8 @@ def test_consent_uses_the_host_only_when_no_base_has_the_name(store: LayerStore,
 
 def test_the_host_base_is_an_allowlist(store: LayerStore) -> None:
     base = resolve_base(store, "any", "host")
-    targets = [target for _, target in base.rootfs.binds.ro]
-    for source, target in base.rootfs.binds.ro:
+    targets = [target for _, target in base.rootfs.binds]
+    for source, target in base.rootfs.binds:
         assert target.startswith(("/usr", "/bin", "/sbin", "/lib"))
         assert str(source) == target or (target == "/usr/local" and list(source.rglob("*/*")) == [])
     assert targets.index("/usr") < targets.index("/usr/local")

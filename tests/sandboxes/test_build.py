@@ -98,7 +98,7 @@ def shell(provider: LocalProvider) -> Callable[..., Awaitable[str]]:
 
 
 def text_of(image: LocalImage, path: str) -> str | None:
-    return View(image.rootfs.lowers, image.rootfs.binds.ro).read_text(path)
+    return View(image.rootfs.lowers, image.rootfs.binds).read_text(path)
 
 
 def fails(text: str, *named: str) -> None:
@@ -144,7 +144,7 @@ async def test_copy_rules(build: Build) -> None:
     )
     for path in ("/w/counts.csv", "/w/named", "/w/dir/counts.csv", "/json form", "/all/counts.csv"):
         assert text_of(image, path) == "a,b\n"
-    view = View(image.rootfs.lowers, image.rootfs.binds.ro)
+    view = View(image.rootfs.lowers, image.rootfs.binds)
     for top in ("/t", "/t2", "/all/tree"):
         assert text_of(image, f"{top}/sub/two.txt") == "two"
         assert os.readlink(view.find(f"{top}/link") or "") == "sub/two.txt"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 
 class FileLocks:
@@ -18,11 +19,18 @@ class FileLocks:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._here: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waiters = ThreadPoolExecutor(thread_name_prefix="file-lock")
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
         """Only one holder of a name at once, here and in other processes."""
+        here = self._here.setdefault(name, asyncio.Lock())
+        async with here, self._hold(name):  # a thread waits for the file, so one at a time
+            yield
+
+    @asynccontextmanager
+    async def _hold(self, name: str) -> AsyncIterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / hashlib.sha256(name.encode()).hexdigest()[:2]
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -12,6 +12,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import platform
 import py_compile
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from pathlib import Path
 from benchflow.contracts.errors import HostPressureError, PrerequisiteError
 from benchflow.kernel.ownership import state_dir
 
+MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+"""This machine in the words of images."""
 _EXTENSIONS = ("_socket", "select", "_ctypes")
 _INSIDE = Path(__file__).parent / "inside"
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"

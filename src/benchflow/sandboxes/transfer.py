@@ -42,9 +42,9 @@ def pack(local: Path, *, skipped: list[str] | None = None) -> Iterator[bytes]:
     except OSError as error:
         raise TransferError(f"cannot upload {local}: {error.strerror}") from error
     if stat.S_ISREG(status.st_mode):
-        yield from _pack_file(top, ROOT, status)
+        yield from pack_file(top, ROOT, status)
     elif stat.S_ISDIR(status.st_mode):
-        yield header(_member(ROOT, status, tarfile.DIRTYPE))
+        yield header(member(ROOT, status, tarfile.DIRTYPE))
         yield from _pack_dir(top, top, "", [] if skipped is None else skipped)
     else:
         raise TransferError(f"cannot upload {local}: neither a file nor a directory")
@@ -61,14 +61,14 @@ def _pack_dir(top: Path, folder: Path, prefix: str, skipped: list[str]) -> Itera
         path = folder / item.name
         status = item.stat(follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
-            info = _member(name, status, tarfile.SYMTYPE)
+            info = member(name, status, tarfile.SYMTYPE)
             info.linkname = inner_link(top, path)
             yield header(info)
         elif stat.S_ISDIR(status.st_mode):
-            yield header(_member(name, status, tarfile.DIRTYPE))
+            yield header(member(name, status, tarfile.DIRTYPE))
             yield from _pack_dir(top, path, f"{name}/", skipped)
         elif stat.S_ISREG(status.st_mode):
-            yield from _pack_file(path, name, status)
+            yield from pack_file(path, name, status)
         else:
             skipped.append(name)
 
@@ -90,11 +90,12 @@ def inner_link(top: Path, link: Path) -> str:
     return target
 
 
-def _pack_file(path: Path, name: str, status: os.stat_result) -> Iterator[bytes]:
-    info = _member(name, status, tarfile.REGTYPE)
-    info.size = left = status.st_size
+def pack_file(path: Path, name: str, status: os.stat_result, mtime: int | None = None) -> Iterator[bytes]:
+    """A file as a member of a stream, without following a link."""
+    info = member(name, status, tarfile.REGTYPE, mtime)
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as handle:
+            info.size = left = os.fstat(handle.fileno()).st_size
             yield header(info)
             while left:
                 chunk = handle.read(min(CHUNK, left))
@@ -109,11 +110,11 @@ def _pack_file(path: Path, name: str, status: os.stat_result) -> Iterator[bytes]
     yield padding(info.size)
 
 
-def _member(name: str, status: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+def member(name: str, status: os.stat_result, kind: bytes, mtime: int | None = None) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type = kind
     info.mode = stat.S_IMODE(status.st_mode)
-    info.mtime = int(status.st_mtime)
+    info.mtime = int(status.st_mtime) if mtime is None else mtime
     return info
 
 

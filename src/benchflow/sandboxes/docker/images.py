@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 from benchflow.contracts.errors import (
     BenchflowError,
@@ -67,7 +66,6 @@ class Images:
         self._engine = engine
         self._known: dict[ImageSource, tuple[object, SandboxImage]] = {}
         self._offered: set[tuple[str, str]] = set()
-        self._building: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._locks = FileLocks(state_dir() / "docker" / "locks")
 
     async def check(self, source: ImageSource) -> None:
@@ -125,7 +123,7 @@ class Images:
         tag = await self._tag(recipe)
         found = await self._current(tag, recipe)
         if found is None:
-            async with self._one_builder(tag):
+            async with self._locks.hold(tag):
                 found = await self._current(tag, recipe) or await self._built(recipe, tag)
         return _described(found, recipe.base, tuple(notes))
 
@@ -135,12 +133,6 @@ class Images:
             return f"{_REPOSITORY}:{digest[:32]}"
 
         return await asyncio.to_thread(name)
-
-    @asynccontextmanager
-    async def _one_builder(self, tag: str) -> AsyncIterator[None]:
-        lock = self._building.setdefault(tag, asyncio.Lock())
-        async with lock, self._locks.hold(tag):  # a thread waits for the file, so one at a time
-            yield
 
     async def _current(self, tag: str, recipe: Recipe) -> dict[str, Any] | None:
         """The built image, unless a base has got other content under its name since."""

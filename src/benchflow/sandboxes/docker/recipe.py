@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchflow.contracts.errors import ImageBuildError
+from benchflow.contracts.errors import ImageBuildError, TransferError
 from benchflow.contracts.sandbox import ImageSource
 from benchflow.kernel.storage import dumps
 from benchflow.sandboxes.context import BuildContext, Item
@@ -31,7 +30,8 @@ from benchflow.sandboxes.dockerfile import (
     words,
 )
 from benchflow.sandboxes.lent import TARGET
-from benchflow.sandboxes.tarstream import CHUNK, END, header, padding
+from benchflow.sandboxes.tarstream import END, header, padding
+from benchflow.sandboxes.transfer import member, pack_file
 
 _RUN = re.compile(r"\s*RUN\b\s*", re.IGNORECASE)
 LABEL = "benchflow.image"
@@ -206,35 +206,15 @@ def whole(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def _member(item: Item) -> Iterator[bytes]:
-    info = tarfile.TarInfo(item.name)
-    info.mode, info.mtime = item.status.st_mode & 0o7777, _MTIME
-    if item.link is not None:
-        info.type, info.linkname = tarfile.SYMTYPE, item.link
-    elif item.is_dir:
-        info.type = tarfile.DIRTYPE
-    else:
-        yield from _file(item, info)
+    if item.link is None and not item.is_dir:
+        try:
+            yield from pack_file(item.path, item.name, item.status, _MTIME)
+        except TransferError as error:
+            raise ImageBuildError(error.message) from error
         return
+    info = member(item.name, item.status, tarfile.DIRTYPE if item.is_dir else tarfile.SYMTYPE, _MTIME)
+    info.linkname = item.link or ""
     yield header(info)
-
-
-def _file(item: Item, info: tarfile.TarInfo) -> Iterator[bytes]:
-    try:
-        fd = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=0) as handle:
-            info.size = left = os.fstat(fd).st_size
-            yield header(info)
-            while left:
-                data = handle.read(min(CHUNK, left))
-                if not data:
-                    raise ImageBuildError(f"{item.path} became shorter while it was read")
-                left -= len(data)
-                yield data
-    except ImageBuildError:
-        raise
-    except OSError as error:
-        raise ImageBuildError(f"cannot read {item.path}: {error.strerror}") from error
-    yield padding(info.size)
 
 
 def _stages(dockerfile: Dockerfile, source: ImageSource) -> list[Stage]:

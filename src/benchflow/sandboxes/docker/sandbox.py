@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
-from benchflow.contracts.sandbox import SandboxCapabilities, SandboxImage, SandboxSpec
+from benchflow.contracts.sandbox import SandboxImage
 from benchflow.sandboxes.docker.engine import Engine
 from benchflow.sandboxes.docker.labels import KIND
-from benchflow.sandboxes.docker.resident import ContainerResident
 from benchflow.sandboxes.live import LiveSandbox
 
 SNAPSHOTS = "benchflow/snapshot"
@@ -19,23 +18,10 @@ class DockerSandbox(LiveSandbox):
     """Made by ``DockerProvider.create``. ``container`` is the engine's id for it."""
 
     def __init__(
-        self,
-        spec: SandboxSpec,
-        image: SandboxImage,
-        capabilities: SandboxCapabilities,
-        resident: ContainerResident,
-        *,
-        engine: Engine,
-        container: str,
-        workdir: str,
-        env: Mapping[str, str],
-        enforced: Mapping[str, object],
-        threads: Executor,
-        remove: Callable[[], Awaitable[None]],
+        self, *parts: Any, engine: Engine, container: str, remove: Callable[[], Awaitable[None]], **more: Any
     ) -> None:
-        super().__init__(
-            spec, image, capabilities, resident, workdir=workdir, env=env, enforced=enforced, threads=threads
-        )
+        """``parts`` and ``more`` as for ``LiveSandbox``."""
+        super().__init__(*parts, **more)
         self.container = container
         self._engine = engine
         self._remove_all = remove

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import platform
 import tarfile
 import time
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from benchflow.sandboxes.docker.labels import KIND, labels, owner_of
 from benchflow.sandboxes.tarstream import header
 from benchflow.sandboxes.transfer import pack
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _PLACE = "/content"
 _COMPLETE = "-complete"
 _MARKS = {KIND: "volume"}
@@ -46,10 +44,9 @@ class Volumes:
     async def helper(self, image: str) -> str:
         """The volume with the helper, into which only root can look. ``image`` is any that the
         engine has. Raises ``PrerequisiteError`` for an engine on another kind of machine."""
-        machine = _MACHINES.get(platform.machine(), platform.machine())
-        if self._engine.info.machine != machine:
+        if self._engine.info.machine != runtime.MACHINE:
             raise PrerequisiteError(
-                f"the docker engine runs on {self._engine.info.machine}, this program on {machine}",
+                f"the docker engine runs on {self._engine.info.machine}, this program on {runtime.MACHINE}",
                 fix="use an engine on the same kind of machine, or run there",
             )
         folder = await asyncio.to_thread(runtime.runtime_dir)

@@ -12,9 +12,9 @@ import errno
 import hashlib
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from benchflow.contracts.errors import BenchflowError, HostPressureError, ImageBuildError, SandboxError
 from benchflow.contracts.sandbox import ExecResult, ImageSource
@@ -25,7 +25,7 @@ from benchflow.sandboxes.dockerfile import DOCKER_ADVICE, Dockerfile, Instructio
 from benchflow.sandboxes.filelock import FileLocks
 from benchflow.sandboxes.lent import TARGET, lend
 from benchflow.sandboxes.local.bases import find_base, resolve_base
-from benchflow.sandboxes.local.copying import UpperWriter, home_of, parse_owner
+from benchflow.sandboxes.local.copying import UpperWriter, parse_owner
 from benchflow.sandboxes.local.hostbase import machine_state
 from benchflow.sandboxes.local.layers import BUILT, LayerStore, LocalImage, Rootfs, Upper, is_deep
 from benchflow.sandboxes.local.merge import View
@@ -41,29 +41,29 @@ RunCommand = Callable[..., Awaitable[ExecResult]]
 
 
 class Builder:
-    """Builds images into a store. Concurrent calls for one source share one build."""
+    """Builds images into a store. Concurrent calls for one source wait for its first build."""
 
     def __init__(self, store: LayerStore, run: RunCommand) -> None:
         self.store = store
         self.run = run
         self._known: dict[ImageSource, tuple[object, str]] = {}
-        self._running: dict[ImageSource, asyncio.Task[LocalImage]] = {}
-        self._waiting: Counter[ImageSource] = Counter()
+        self._building: WeakValueDictionary[ImageSource, asyncio.Lock] = WeakValueDictionary()
         self.locks = FileLocks(store.root / "locks")
 
     async def build(self, source: ImageSource) -> LocalImage:
         """The image of a source. Raises ``ImageBuildError`` naming the Dockerfile line,
         ``PrerequisiteError`` for a missing base, ``HostPressureError`` for a full disk."""
-        state = self._state(source)
-        known = self._known.get(source)
-        if known is not None and known[0] == state:
-            try:
-                return self.store.load_image(known[1])
-            except SandboxError:
-                del self._known[source]  # somebody removed its layers
-        image = await self._shared(source)
-        self._known[source] = (state, image.ref)
-        return image
+        async with self._building.setdefault(source, asyncio.Lock()):
+            state = self._state(source)
+            known = self._known.get(source)
+            if known is not None and known[0] == state:
+                try:
+                    return self.store.load_image(known[1])
+                except SandboxError:
+                    del self._known[source]  # somebody removed its layers
+            image = await _Build(self, source).run()
+            self._known[source] = (state, image.ref)
+            return image
 
     def check(self, source: ImageSource) -> None:
         """Raise when the base of ``source`` is not to be had here; builds nothing. What else is
@@ -89,22 +89,6 @@ class Builder:
         dockerfile = source.dockerfile and _stamp(source.dockerfile)
         context = signature(source.context) if source.context and source.context.is_dir() else ()
         return bases, dockerfile, context, machine_state() if source.local_base else None
-
-    async def _shared(self, source: ImageSource) -> LocalImage:
-        task = self._running.get(source)
-        if task is None:
-            task = self._running[source] = asyncio.ensure_future(_Build(self, source).run())
-            task.add_done_callback(lambda _: self._running.pop(source, None))
-        self._waiting[source] += 1
-        try:
-            return await asyncio.shield(task)
-        finally:
-            self._waiting[source] -= 1
-            if not self._waiting[source]:
-                del self._waiting[source]
-                if not task.done():  # the last one who wanted it was cancelled
-                    task.cancel()
-                    await asyncio.wait([task])
 
 
 class _Build:
@@ -194,7 +178,7 @@ class _Build:
 
     def _view(self) -> View:
         rootfs = self._rootfs()
-        return View(rootfs.lowers, rootfs.binds.ro)
+        return View(rootfs.lowers, rootfs.binds)
 
     async def _layer(self, material: object, fill: Callable[[Upper], Awaitable[None]]) -> None:
         """Add the layer that ``material`` names, made by ``fill`` unless it exists."""
@@ -259,7 +243,6 @@ class _Build:
         argv = instruction.argv or [*state.shell, instruction.value]
         cwd, user = state.workdir or "/", state.user
         env = {**state.env, **state.declared_args()}
-        env.setdefault("HOME", home_of(self._view(), user))
 
         async def fill(upper: Upper) -> None:
             with tempfile.TemporaryDirectory(prefix="benchflow-lent-") as scratch:
@@ -291,7 +274,6 @@ class _Build:
             env=env,
             cwd=cwd,
             user=user,
-            network_open=True,
             extra_ro_binds=binds,
             timeout=max(0.1, self._deadline - time.monotonic()),
             on_output=self._log.write,

@@ -69,7 +69,7 @@ def jail_args(jail: Jail, userns: UserNamespace, seccomp: int) -> list[str]:
     for lower in jail.rootfs.lowers:
         args += ["--overlay-src", str(lower)]
     args += ["--overlay", str(jail.upper.upper), str(jail.upper.work), "/"]
-    for source, target in jail.rootfs.binds.ro:
+    for source, target in jail.rootfs.binds:
         args += ["--ro-bind", str(source), target]
     args += ["--proc", "/proc", *_dev_args(jail)]
     for source, target in jail.binds:

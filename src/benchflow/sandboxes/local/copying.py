@@ -38,7 +38,7 @@ class UpperWriter:
     def __init__(
         self, rootfs: Rootfs, upper: Path, *, owner: tuple[int, int] | None = None, mode: int | None = None
     ) -> None:
-        self.view = View((*rootfs.lowers, upper), rootfs.binds.ro)
+        self.view = View((*rootfs.lowers, upper), rootfs.binds)
         self.foreign: list[str] = []
         self._upper = upper
         self._owner = owner or (0, 0)
@@ -170,15 +170,6 @@ def parse_owner(view: View, text: str) -> tuple[int, int]:
     if row is None:
         raise ValueError(f"the image has no group {group!r}")
     return uid, int(row[2])
-
-
-def home_of(view: View, user: str | None) -> str:
-    """The home directory of a user of the image, ``/`` when unknown."""
-    name = (user or "root").partition(":")[0]
-    for row in _table(view, "/etc/passwd").values():
-        if name in (row[0], row[2]) and len(row) > 5:
-            return row[5] or "/"
-    return "/root" if name in ("root", "0") else "/"
 
 
 def _table(view: View, path: str) -> dict[str, Sequence[str]]:

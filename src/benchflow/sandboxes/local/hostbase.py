@@ -20,7 +20,7 @@ import stat
 from pathlib import Path
 
 from benchflow.contracts.errors import PrerequisiteError
-from benchflow.sandboxes.local.layers import Binds, LayerStore, LocalImage, Rootfs
+from benchflow.sandboxes.local.layers import LayerStore, LocalImage, Rootfs
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 READ_ONLY = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -71,7 +71,7 @@ def host_base(store: LayerStore) -> LocalImage:
     return LocalImage(
         digest=f"sha256:{digest}",
         base="host",
-        rootfs=Rootfs("host", (skeleton,), Binds(ro)),
+        rootfs=Rootfs("host", (skeleton,), ro),
         env={"PATH": DEFAULT_PATH},
         notes=("base: this machine's own programs (host), read-only",),
     )

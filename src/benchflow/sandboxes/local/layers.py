@@ -42,27 +42,21 @@ _MOUNT_OPTIONS = 3000
 """Characters of layer paths; all of them must fit into one page of mount options."""
 _ORPHAN_AGE = 3600.0
 """Seconds after which an upper without an owner record was surely cut off at birth."""
-_IMAGE_VERSION = 2
+_IMAGE_VERSION = 3
 BUILT = "b-"
 """Layers whose name starts so were built from a Dockerfile instruction."""
 _SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Binds:
-    """What the host base shows of the machine: ``(host path, path inside)``, in mount order."""
-
-    ro: tuple[tuple[Path, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Rootfs:
     """A root file system: ``lowers`` bottom first. For the kind ``host`` the lowest one is
-    the made-up ``/etc`` and the mount points of ``binds``."""
+    the made-up ``/etc`` and the mount points of ``binds``: what is shown of the machine,
+    ``(host path, path inside)`` in mount order."""
 
     kind: str
     lowers: tuple[Path, ...]
-    binds: Binds = field(default_factory=Binds)
+    binds: tuple[tuple[Path, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def way(door: ModelDoor, shares_host: bool) -> str:
 def lent_files(rootfs: Rootfs, *, resolver: bool) -> list[tuple[Path, str]]:
     """The machine's resolver settings, and its certificates when the image has none, as
     read-only binds: nothing of them enters a layer."""
-    view = View(rootfs.lowers, rootfs.binds.ro)
+    view = View(rootfs.lowers, rootfs.binds)
     lent: list[tuple[Path, str]] = []
     if resolver and os.path.exists("/etc/resolv.conf"):
         lent.append((Path("/etc/resolv.conf").resolve(), view.resolve("/etc/resolv.conf")))

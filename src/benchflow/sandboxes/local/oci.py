@@ -13,7 +13,6 @@ import hashlib
 import io
 import lzma
 import os
-import platform
 import re
 import stat
 import tarfile
@@ -30,9 +29,9 @@ from benchflow.contracts.errors import UsageError
 from benchflow.sandboxes.local.merge import View
 from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
 from benchflow.sandboxes.local.trees import copy_tree
+from benchflow.sandboxes.runtime import MACHINE
 
 Note = Callable[[str], None]
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
@@ -113,8 +112,8 @@ def _read_oci(parts: View, top: Path, name: str, note: Note) -> ImageConfig:
 
 def _fill(top: Path, config: Path, digest: str, layers: Iterable[Path], note: Note) -> ImageConfig:
     document = _document(config)
-    if document.get("architecture", _architecture()) != _architecture():
-        raise UsageError(f"the image is for {document['architecture']}, this machine is {_architecture()}")
+    if document.get("architecture", MACHINE) != MACHINE:
+        raise UsageError(f"the image is for {document['architecture']}, this machine is {MACHINE}")
     for layer in layers:
         with uncompressed(layer.open("rb")) as stream:
             unpack_rootfs(stream, top, whiteouts=True, note=note)
@@ -139,11 +138,7 @@ def _choose(parts: View, index: dict[str, Any], name: str) -> dict[str, Any]:
 def _fits(platform_: dict[str, str] | None) -> bool:
     if platform_ is None:
         return True
-    return platform_.get("os") == "linux" and platform_.get("architecture") == _architecture()
-
-
-def _architecture() -> str:
-    return _ARCHITECTURES.get(platform.machine(), platform.machine())
+    return platform_.get("os") == "linux" and platform_.get("architecture") == MACHINE
 
 
 def _document(path: Path) -> Any:

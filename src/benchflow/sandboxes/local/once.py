@@ -30,16 +30,16 @@ async def run_once(
     env: Mapping[str, str],
     cwd: str,
     user: str | None,
-    network_open: bool,
     extra_ro_binds: Sequence[tuple[Path, str]] = (),
     timeout: float | None = None,
     on_output: Callable[[bytes], None] = lambda data: None,
 ) -> ExecResult:
-    """Run ``argv`` on ``rootfs``, its writes landing in ``upper``, and remove everything but
-    the upper. Output goes to ``on_output`` as it comes; the result keeps a bounded part."""
+    """Run ``argv`` on ``rootfs`` with the host's network, its writes landing in ``upper``, and
+    remove everything but the upper. Output goes to ``on_output`` as it comes; the result
+    keeps a bounded part."""
     name = f"run-{uuid.uuid4().hex[:12]}"
-    binds = [*extra_ro_binds, *(lent_files(rootfs, resolver=True) if network_open else ())]
-    jail = Jail(rootfs, upper, open_network=network_open, binds=tuple(binds))
+    binds = (*extra_ro_binds, *lent_files(rootfs, resolver=True))
+    jail = Jail(rootfs, upper, open_network=True, binds=binds)
     host = cgroup_host()
     lease = Lease.take(state_dir() / "leases", name, "", host.folders(name), [])
     cgroup = host.create(name, Limits())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import posixpath
 import tarfile
 import tempfile
@@ -18,8 +17,7 @@ from benchflow.sandboxes.dockerfile import DOCKER_ADVICE, Instruction, expand, p
 from benchflow.sandboxes.local.copying import Placed, UpperWriter
 from benchflow.sandboxes.local.oci import uncompressed
 from benchflow.sandboxes.local.rootfs_tar import unpack_rootfs
-
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+from benchflow.sandboxes.runtime import MACHINE
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class BuildState:
         """The image that FROM names."""
         parts = self.words(instruction.value)
         wanted = self.expand(instruction.flags.get("platform", ""))
-        if wanted not in ("", f"linux/{_machine()}"):
+        if wanted not in ("", f"linux/{MACHINE}"):
             raise ImageBuildError(f"FROM --platform={wanted} is not this machine's", fix=DOCKER_ADVICE)
         if (
             not parts
@@ -105,14 +103,10 @@ def _declare(state: BuildState, instruction: Instruction) -> None:
         known[name] = default if equals else inherited or _PREDEFINED.get(name)
 
 
-def _machine() -> str:
-    return _MACHINES.get(platform.machine(), platform.machine())
-
-
 _PREDEFINED: Mapping[str, str] = {
     **{f"{side}OS": "linux" for side in ("TARGET", "BUILD")},
-    **{f"{side}ARCH": _machine() for side in ("TARGET", "BUILD")},
-    **{f"{side}PLATFORM": f"linux/{_machine()}" for side in ("TARGET", "BUILD")},
+    **{f"{side}ARCH": MACHINE for side in ("TARGET", "BUILD")},
+    **{f"{side}PLATFORM": f"linux/{MACHINE}" for side in ("TARGET", "BUILD")},
 }
 
 
