@@ -11,7 +11,8 @@ import pytest
 
 from benchflow.contracts.agent import AgentCapabilities, StopReason, Usage
 from benchflow.contracts.config import Role, RolloutConfig, Scene, Turn
-from benchflow.contracts.errors import AgentCrashError, UsageError
+from benchflow.contracts.errors import AgentCrashError, AgentProtocolError, UsageError
+from benchflow.contracts.gateway import RouteTotals
 from benchflow.kernel.planes import open_planes
 from benchflow.kernel.rollout import Rollout
 from benchflow.kernel.storage import read_lines
@@ -447,6 +448,25 @@ async def test_an_endpoint_that_never_answers_is_not_the_policys_zero(task, tmp_
         result = await (await Rollout.create(config)).run()
     assert (result.error_category, result.rewards, result.attribution.verdict) == ("endpoint", None, "mask")
     assert result.agent_result.n_output_tokens is None
+
+
+@pytest.mark.parametrize("ends", ["waits", "gives up"])
+@pytest.mark.parametrize(
+    ("category", "attribution"), [("endpoint", "mask"), ("budget", "score"), ("context_limit", "score")]
+)
+async def test_an_agent_that_its_model_left_is_not_blamed(rollout, ends, category, attribution):
+    async def left_alone(sandbox, text):
+        await answers(sandbox, text)
+        if ends == "gives up":
+            raise AgentProtocolError("the agent answered the prompt with an error")
+        await asyncio.Event().wait()
+
+    subject, _ = rollout(left_alone, agent_timeout=0.3)
+    subject.models.totals = lambda: RouteTotals(calls=2, answered_calls=1, failure=(category, "no more"))
+    result = await subject.run()
+    assert (result.error_category, result.error, result.stop_reason) == (category, "no more", category)
+    assert result.attribution.verdict == attribution
+    assert result.rewards == ({"reward": 0.5} if attribution == "score" else None)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any, Self
 from benchflow.contracts.agent import Agent, HostInstalled, Session, SessionContext, StopReason
 from benchflow.contracts.config import Role, RolloutConfig
 from benchflow.contracts.errors import (
+    AgentError,
     AgentTimeoutError,
     BenchflowError,
     BudgetError,
@@ -356,13 +357,12 @@ class Rollout:
             stopped = await self._budget.run(session.prompt(prompt))
             reason = stopped.value
             self._raise_for_end(stopped)
-        except AgentTimeoutError as error:
-            reason = error.category
-            self._blame_the_endpoint()
-            raise
         except RolloutError as error:
-            reason = error.category
-            raise
+            cause = self._model_at_fault(error)
+            reason = (cause or error).category
+            if cause is None:
+                raise
+            raise cause from error
         finally:
             tool_calls = session.n_tool_calls - before
             self.n_tool_calls += tool_calls
@@ -373,11 +373,16 @@ class Rollout:
             if self.n_prompts < len(self.steps):  # the last step is written with its reward
                 self.files.tree(self.tree)
 
-    def _blame_the_endpoint(self) -> None:
-        """An agent that waited its whole time for a first answer of its model did not act."""
+    def _model_at_fault(self, error: RolloutError) -> RolloutError | None:
+        """The model side's failure when that is why the agent broke off or waited to its end."""
         totals = self.models.totals()
-        if totals is not None and totals.calls and not totals.answered_calls:
-            raise EndpointError("the model answered no call within the agent's time")
+        if totals is None or not isinstance(error, AgentError):
+            return None
+        if totals.failure is not None:
+            return model_failure(*totals.failure)
+        if isinstance(error, AgentTimeoutError) and totals.calls and not totals.answered_calls:
+            return EndpointError("the model answered no call within the agent's time")
+        return None
 
     def _raise_for_end(self, stopped: StopReason) -> None:
         """Turn an end that the model side caused into its error."""
