@@ -58,7 +58,7 @@ def code_lines(path: Path) -> int:
 
 def test_the_whole_stays_small():
     """See docs/decisions/0005."""
-    assert sum(code_lines(path) for path in SOURCES) <= 20_000
+    assert sum(code_lines(path) for path in SOURCES) <= 23_500
 
 
 def test_contracts_and_kernel_are_typed_strictly():
