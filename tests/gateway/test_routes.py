@@ -34,6 +34,13 @@ async def test_the_key_works_as_a_path_and_as_a_bearer_value(bench, policy_file)
     assert route.totals().calls == 2
 
 
+async def test_a_rollouts_key_is_masked_in_every_record(bench, policy_file):
+    """An agent that prints its environment shows it, and a record outlives the rollout."""
+    route = await bench.open(policy_file("turns: [{say: certainly}]"))
+    shown = Redactor()(f"OPENAI_API_KEY={route.key}\nBASE={route.inside_url}\n".encode())
+    assert route.key.encode() not in shown and b"BASE=http://" in shown
+
+
 async def test_a_closed_route_refuses_and_keeps_its_totals(bench, policy_file):
     route = await bench.open(policy_file("turns: [{say: certainly}]"))
     await bench.ask(route, HELLO)

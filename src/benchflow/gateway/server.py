@@ -103,7 +103,7 @@ class GatewayServer:
             log = self._logs[trajectory] = CallLog(trajectory, self._redact)
         log.users += 1
         route = Route(
-            key=secrets.token_urlsafe(24),
+            key=f"sk-bf-{secrets.token_urlsafe(24)}",  # a shape that every record masks
             model=upstream.model,
             socket=self.socket,
             rollout=rollout,
