@@ -51,6 +51,7 @@ def _local_remains() -> set[str]:
 LABEL = f"conformance-{os.getpid()}-"
 """Name of this test worker's sandboxes: control groups are shared by all workers of the host."""
 
+
 def _docker_remains() -> set[str]:
     """Containers and snapshots of this worker."""
     home = f"label=benchflow.home={state_dir()}"

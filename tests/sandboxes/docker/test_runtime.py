@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchflow.contracts.errors import SandboxError, SandboxLostError, SandboxStartError
-from benchflow.contracts.sandbox import Limits, Mount, SandboxImage
+from benchflow.contracts.sandbox import Limits, Mount, SandboxImage, SandboxSpec
+from benchflow.sandboxes.docker.engine import EngineError
 from benchflow.sandboxes.docker.provider import DockerProvider
 from benchflow.sandboxes.docker.sandbox import DockerSandbox
 
@@ -194,6 +195,23 @@ async def test_a_child_of_a_snapshot_gets_the_whole_configuration(
         for item in (parent, child)
     ]
     assert one == other
+
+
+async def test_snapshots_go_with_the_provider_that_took_them(
+    provider: DockerProvider, image: SandboxImage
+) -> None:
+    """Also one that another was made of."""
+    other = DockerProvider()
+    parent = await other.create(image, SandboxSpec(name="snapshots"))
+    await parent.exec("echo 1 >/one")
+    first = await parent.snapshot()
+    child = await other.create(first, SandboxSpec(name="snapshots"))
+    await child.exec("echo 2 >/two")
+    taken = [first.ref, (await child.snapshot()).ref]
+    await other.close()
+    for ref in taken:
+        with pytest.raises(EngineError, match="No such image"):
+            await provider.engine.json("GET", f"images/{ref}/json")
 
 
 async def test_a_missing_mount_or_image_is_one_line_and_leaves_nothing(

@@ -61,6 +61,7 @@ class DockerProvider:
         self._asked = False
         self._doors = SharedDoors()
         self._sandboxes: set[DockerSandbox] = set()
+        self._snapshots: list[str] = []
         self._left: set[str] = set()  # containers that an engine which was away kept
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
         self._asking = asyncio.Lock()
@@ -218,6 +219,7 @@ class DockerProvider:
             enforced={**limits, **told, "model_door": door, "agent_home": home},
             threads=self._threads,
             remove=remove,
+            snapshots=self._snapshots,
         )
 
     async def _why_it_ended(self, name: str, spec: SandboxSpec) -> str:
@@ -274,12 +276,14 @@ class DockerProvider:
         return [Reaped(self.name, name, kind, age, str(owner), removed)]
 
     async def close(self) -> None:
-        """Tear down what is left of this provider's sandboxes, and hang up."""
+        """Tear down what is left of this provider's sandboxes, remove their snapshots, and hang up."""
         ending = [sandbox.teardown() for sandbox in list(self._sandboxes)]
         await asyncio.gather(*ending, return_exceptions=True)
         with suppress(SandboxLostError, EngineError):
             for name in self._left:
                 await self.engine.remove(f"containers/{name}")
+            for name in reversed(self._snapshots):  # an image stays while another is made of it
+                await self.engine.remove(f"images/{name}")
         self._threads.shutdown(wait=False)
         await self.engine.close()
 

@@ -18,10 +18,17 @@ class DockerSandbox(LiveSandbox):
     """Made by ``DockerProvider.create``. ``container`` is the engine's id for it."""
 
     def __init__(
-        self, *parts: Any, engine: Engine, container: str, remove: Callable[[], Awaitable[None]], **more: Any
+        self,
+        *parts: Any,
+        engine: Engine,
+        container: str,
+        remove: Callable[[], Awaitable[None]],
+        snapshots: list[str],
+        **more: Any,
     ) -> None:
-        """``parts`` and ``more`` as for ``LiveSandbox``."""
+        """``parts`` and ``more`` as for ``LiveSandbox``; ``snapshots`` gets what is taken."""
         super().__init__(*parts, **more)
+        self._snapshots = snapshots
         self.container = container
         self._engine = engine
         self._remove_all = remove
@@ -45,6 +52,7 @@ class DockerSandbox(LiveSandbox):
             )
             digest, tag = made["Id"], made["Id"].removeprefix("sha256:")[:32]
             await self._engine.json("POST", f"images/{digest}/tag", params={"repo": SNAPSHOTS, "tag": tag})
+        self._snapshots.append(f"{SNAPSHOTS}:{tag}")
         return replace(self.image, ref=f"{SNAPSHOTS}:{tag}", digest=digest, workdir=self.workdir)
 
     async def _remove(self) -> None:
