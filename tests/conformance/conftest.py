@@ -40,7 +40,7 @@ def _local_remains() -> set[str]:
     store = LayerStore(store_root())
     places = [place for place in (store.root, store.tmpfs_root) if place]
     found = {str(path) for place in places for path in (place / "uppers").iterdir()}
-    found |= {str(path) for path in (state_dir() / "leases").glob("*")}
+    found |= {str(path) for path in store.lease_folder.glob("*")}
     mounts = Path("/proc/self/mountinfo").read_text()
     found |= {line for line in mounts.splitlines() if str(store.root) in line}
     for root, folders, _ in os.walk("/sys/fs/cgroup"):

@@ -16,6 +16,7 @@ import pytest
 from benchflow.jobs.load import load_job
 from benchflow.kernel.ownership import state_dir
 from benchflow.kernel.storage import read_json
+from benchflow.sandboxes.local.layers import LayerStore, store_root
 
 HANG = "exec python3 -c 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600); \"{mark}\"'"
 """Ignores SIGTERM; the mark makes it known on the host."""
@@ -84,7 +85,7 @@ def marked(mark: str) -> list[int]:
 
 def leases(mark: str) -> list[str]:
     """Leases of sandboxes of the marked task."""
-    return [path.name for path in (state_dir() / "leases").glob("*.json") if mark in path.name]
+    return [path.name for path in LayerStore(store_root()).lease_folder.glob("*.json") if mark in path.name]
 
 
 def mounts(mark: str) -> list[str]:

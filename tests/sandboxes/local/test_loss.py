@@ -20,7 +20,11 @@ def process_of(home):
     """The host's pid of a sandbox's bubblewrap, by its lease."""
 
     def find(sandbox: LocalSandbox) -> int:
-        (lease,) = [lease for lease in leases(home / "leases") if lease.name.startswith(sandbox.name)]
+        (lease,) = [
+            lease
+            for lease in leases(LocalProvider().store.lease_folder)
+            if lease.name.startswith(sandbox.name)
+        ]
         assert lease.process is not None
         return lease.process[0]
 
@@ -93,7 +97,7 @@ async def test_a_failed_start_says_what_bubblewrap_said_and_leaves_nothing(
     missing = Mount(tmp_path / "missing", "/opt/tool")
     with pytest.raises(SandboxStartError, match="missing"):
         await provider.create(image, SandboxSpec("test", mounts=(missing,)))
-    assert leases(home / "leases") == []
+    assert leases(LocalProvider().store.lease_folder) == []
     assert list((home / "local/uppers").iterdir()) == []
 
 

@@ -154,6 +154,14 @@ class LayerStore:
             return None
         return place
 
+    @cached_property
+    def lease_folder(self) -> Path:
+        """Where leases of live sandboxes lie: in memory, as what they name ends with the machine,
+        and a disk's file system looks at every inode deleted lately before it gives out one."""
+        folder = (self.tmpfs_root or self.root) / "leases"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        return folder
+
     def new_upper(
         self, *, tmpfs: bool = False, name: str | None = None, lowers: Sequence[Path] = ()
     ) -> Upper:

@@ -37,7 +37,6 @@ class Lease:
 
     @classmethod
     def take(cls, folder: Path, name: str, job: str, cgroups: list[Path], sockets: list[Path]) -> Lease:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lease = cls(folder / f"{name}.json", name, job, Owner.current(), time.time(), None, cgroups, sockets)
         lease._write()
         return lease

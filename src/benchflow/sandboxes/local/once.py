@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchflow.contracts.sandbox import ExecResult, Limits
-from benchflow.kernel.ownership import state_dir
 from benchflow.sandboxes.commands import Commands, Request
 from benchflow.sandboxes.local.bwrap import Jail
 from benchflow.sandboxes.local.cgroups import cgroup_host
-from benchflow.sandboxes.local.layers import Rootfs, Upper
+from benchflow.sandboxes.local.layers import LayerStore, Rootfs, Upper, store_root
 from benchflow.sandboxes.local.leases import Lease
 from benchflow.sandboxes.local.network import lent_files
 from benchflow.sandboxes.local.resident import JailResident, Start
@@ -41,7 +40,7 @@ async def run_once(
     binds = (*extra_ro_binds, *lent_files(rootfs, resolver=True))
     jail = Jail(rootfs, upper, open_network=True, binds=binds)
     host = cgroup_host()
-    lease = Lease.take(state_dir() / "leases", name, "", host.folders(name), [])
+    lease = Lease.take(LayerStore(store_root()).lease_folder, name, "", host.folders(name), [])
     cgroup = host.create(name, Limits())
     resident: JailResident | None = None
     try:

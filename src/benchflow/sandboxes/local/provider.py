@@ -126,7 +126,7 @@ class LocalProvider:
             store=self.store,
             userns=userns,
             threads=self._threads,
-            lease_folder=self._home / "leases",
+            lease_folder=self.store.lease_folder,
             binds=(*((mount.source, mount.target) for mount in spec.mounts), *network.binds),
             plan={
                 "agent": spec.agent_user or "",
@@ -161,7 +161,7 @@ class LocalProvider:
                 str(lease.owner),
                 lease.owner.alive(),
             )
-            for lease in leases(self._home / "leases")
+            for lease in leases(self.store.lease_folder)
         ]
 
     async def reap(self, *, older_than: float = 0.0, dry_run: bool = False) -> list[Reaped]:
@@ -173,7 +173,7 @@ class LocalProvider:
 
     def _reap(self, older_than: float, dry_run: bool) -> list[Reaped]:
         found: list[Reaped] = []
-        for lease in leases(self._home / "leases"):
+        for lease in leases(self.store.lease_folder):
             age = time.time() - lease.created
             if lease.owner.alive() or age < older_than:
                 continue
