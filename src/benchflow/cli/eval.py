@@ -10,12 +10,10 @@ import typer
 
 from benchflow.cli.apps import make_app
 from benchflow.cli.options import config_command, parameters, with_parameters
+from benchflow.cli.reading import list_jobs, metrics
 from benchflow.cli.run import start
 
 app = make_app("Create, list, measure and resume evaluations.")
-
-Root = Annotated[Path, typer.Argument(metavar="JOBS", help="A jobs folder, or one job.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RESUMABLE = frozenset(
     {
@@ -56,27 +54,5 @@ _JOB = inspect.Parameter(
 )
 app.command("resume")(with_parameters(_resume, [_JOB, *parameters(positional=True, only=RESUMABLE)]))
 
-
-@app.command("list")
-def list_jobs(root: Root = Path("jobs"), json_output: AsJson = False) -> None:
-    """List evaluations under a folder."""
-    from benchflow.jobs.views import list_lines, list_records
-
-    _print(list_records(root) if json_output else list_lines(root))
-
-
-@app.command("metrics")
-def metrics(root: Root = Path("jobs"), json_output: AsJson = False) -> None:
-    """Score, mean reward with its interval, pass@k, errors and usage, per agent and model."""
-    from benchflow.jobs.views import metrics_lines, metrics_record
-
-    _print(metrics_record(root) if json_output else metrics_lines(root))
-
-
-def _print(output: Any) -> None:
-    from benchflow.kernel.storage import dumps
-
-    if isinstance(output, (dict, list)):
-        output = [dumps(output, indent=True).decode()]
-    for line in output:
-        print(line)
+app.command("list")(list_jobs)
+app.command("metrics")(metrics)

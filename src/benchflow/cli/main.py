@@ -33,6 +33,9 @@ RESOURCES: dict[str, tuple[str, str]] = {
 }
 """Name on the command line: module under ``benchflow.cli`` and one line of help."""
 
+APART: dict[tuple[str, str], str] = {("eval", verb): "reading" for verb in ("list", "metrics")}
+"""Verbs whose module is not their resource's, so that they start without it."""
+
 
 def main() -> None:
     """The console script."""
@@ -100,7 +103,8 @@ def _call(name: str, rest: list[str]) -> int:
 
     from benchflow.contracts.errors import BenchflowError
 
-    app = importlib.import_module(f"benchflow.cli.{RESOURCES[name][0]}").app
+    module = APART.get((name, rest[0] if rest else ""), RESOURCES[name][0])
+    app = importlib.import_module(f"benchflow.cli.{module}").app
     try:
         code = app(args=rest, prog_name=f"bench {name}", standalone_mode=False)
     except BenchflowError as error:

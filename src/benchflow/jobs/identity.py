@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchflow.jobs.config import EvaluationConfig
 from benchflow.kernel.storage import dumps
+
+if TYPE_CHECKING:
+    from benchflow.jobs.config import EvaluationConfig
 
 SETTINGS = {
     *("agent", "model", "policy_version", "reasoning_effort", "prompt", "train_mode", "max_context"),

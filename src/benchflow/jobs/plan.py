@@ -10,13 +10,15 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchflow.contracts.config import RolloutConfig
 from benchflow.contracts.task import Task
-from benchflow.jobs.config import EvaluationConfig
 from benchflow.jobs.identity import digest, rollout_identity
 from benchflow.kernel.names import rollout_name, rollout_slug, start_name
+
+if TYPE_CHECKING:
+    from benchflow.jobs.config import EvaluationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ _OF_THE_JOB = {"jobs_dir", "sandbox", "seed", "sampling", "train_mode", "max_tok
 def rollout_config(plan: Plan, job: PlannedJob, planned: PlannedRollout, *, retries: int) -> RolloutConfig:
     """What the kernel is told to run."""
     config = plan.config
-    same = RolloutConfig.__dataclass_fields__.keys() & EvaluationConfig.model_fields.keys() - _OF_THE_JOB
+    same = RolloutConfig.__dataclass_fields__.keys() & type(plan.config).model_fields.keys() - _OF_THE_JOB
     return RolloutConfig(
         **{name: getattr(config, name) for name in same},
         task_path=plan.tasks[planned.task].path,
