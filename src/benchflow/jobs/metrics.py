@@ -102,7 +102,7 @@ def clustered_interval(rows: Sequence[Row], level: float = LEVEL) -> Interval | 
     centre = math.fsum(rewards) / len(rewards)
     if len(by_task) > 1:
         units = len(by_task)
-        sums = [math.fsum(reward - centre for reward in cluster) for cluster in by_task.values()]
+        sums = [math.fsum(cluster) - centre * len(cluster) for cluster in by_task.values()]
         method = "t, clustered by task"
     else:
         units, sums, method = len(rewards), [reward - centre for reward in rewards], "t"
@@ -155,7 +155,7 @@ def pass_tables(rows: Sequence[Row]) -> tuple[dict[str, float | None], dict[str,
     judged = scored(rows)
     total = Counter(map(_TASK, rows))
     known = Counter(map(_TASK, judged))
-    passed = Counter(row.task for row in judged if row.kind == "passed")
+    passed = Counter([row.task for row in judged if row.kind == "passed"])
     most = max(total.values(), default=0)
     ks = sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
     tables = [
@@ -192,12 +192,12 @@ def summarise(
 ) -> Summary:
     """The aggregate of a job. Rollouts that were planned but never started count as cancelled."""
     kinds = Counter(map(_KIND, rows))
-    errors = Counter(row.error for row in rows if row.error and row.reward is None)
+    errors = Counter([row.error for row in rows if row.error and row.reward is None])
     if never_started:
         errors["never_started"] = never_started
     judged = scored(rows)
     mean_reward = mean(map(_REWARD, judged))
-    passed = sum(1 for row in judged if row.kind == "passed")
+    passed = [row.kind for row in judged].count("passed")
     at, hat = pass_tables(rows)
     counted = [row for row in rows if row.input_tokens is not None and row.output_tokens is not None]
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
@@ -222,12 +222,12 @@ def summarise(
         error_categories=dict(sorted(errors.items())),
         mask_rate=mask_rates(rows),
         elapsed_sec=round(elapsed_sec, 3),
-        total_input_tokens=sum(row.input_tokens or 0 for row in counted) if counted else None,
-        total_output_tokens=sum(row.output_tokens or 0 for row in counted) if counted else None,
+        total_input_tokens=sum([row.input_tokens or 0 for row in counted]) if counted else None,
+        total_output_tokens=sum([row.output_tokens or 0 for row in counted]) if counted else None,
         total_cost_usd=math.fsum(costs) if costs else None,
         usage_coverage=round(len(counted) / len(rows), 6) if rows else None,
         avg_reward=mean_reward,
-        avg_tool_calls=mean(float(row.tool_calls) for row in rows if row.tool_calls is not None),
+        avg_tool_calls=mean([float(row.tool_calls) for row in rows if row.tool_calls is not None]),
         avg_duration_sec=mean(map(_DURATION, rows)),
         final=final,
     )
