@@ -201,7 +201,6 @@ def results(jobs: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("provider_name", "n"),
     [
-        ("local", 3),
         pytest.param("local", 8, marks=pytest.mark.slow),
         pytest.param("docker", 8, marks=pytest.mark.slow),
     ],

@@ -6,7 +6,6 @@ or ``job.json`` changed; a folder that cannot be written to is read without a ca
 
 from __future__ import annotations
 
-import gc
 import os
 import sqlite3
 from collections import Counter
@@ -86,10 +85,8 @@ class Index:
     def rows(self) -> list[Row]:
         """Every rollout under the root."""
         found: list[Row] = []
-        gc.disable()  # rows refer to nothing, and each collection would look at all of them again
         for (columns,) in self._db.execute("SELECT columns FROM jobs ORDER BY rowid"):
             found.extend(map(partial(tuple.__new__, Row), zip(*orjson.loads(columns), strict=True)))
-        gc.enable()
         return found
 
     def _refresh(self) -> None:
