@@ -71,7 +71,8 @@ async def test_an_ended_process_is_reported_while_its_child_lives(
 async def test_teardown_ends_spawned_processes(
     sandbox: Sandbox, marker: str, on_host: Callable[[str], list[int]]
 ) -> None:
-    process = await sandbox.spawn(["sleep", marker])
+    process = await sandbox.spawn(["sh", "-c", "echo up; read line", marker])
+    assert await process.stdout.readline() == b"up\n"  # before that its command line may be unset
     assert on_host(marker)
     await sandbox.teardown()
     assert await asyncio.wait_for(process.stdout.read(), 60) == b""
