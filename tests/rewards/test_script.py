@@ -357,3 +357,17 @@ async def test_the_root_folder_is_never_re_owned(lab, make_task):
     )
     scored = await lab.run(task, workspace="/", agent="touch /home/agent/mine")
     assert scored.reward == 1, scored.result
+
+
+MINE = """\
+#!/bin/sh
+[ "$(stat -c %U mine)" = root ] && echo 1 > /logs/verifier/reward.txt
+"""
+
+
+async def test_a_workspace_may_have_any_name(lab, make_task):
+    """Its name travels in the expression that looks through it."""
+    folder = "/srv/LIMIT [a]* 'UNDO'"
+    task = replace(load_task(make_task(MINE)), workdir=folder)
+    scored = await lab.run(task, workspace=folder, agent="touch mine")
+    assert scored.reward == 1, scored.result

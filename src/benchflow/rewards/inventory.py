@@ -125,7 +125,7 @@ async def take(
     if not roots and not then:
         return Inventory()
     listing = shlex.join(["inventory", "live" if live else "still", *(f".{root}" for root in roots)])
-    script = f"{_FUNCTION.replace('UNDO', undo)}{listing} || exit 1\n{then or ':'} || exit {THEN_FAILED}"
+    end = f"{listing} || exit 1\n{then or ':'} || exit {THEN_FAILED}"
 
     async def run(*argv: str) -> ExecResult:
         env = {"PATH": PATH}
@@ -134,7 +134,9 @@ async def take(
         )
 
     async def look(content: int = _CONTENT_LIMIT) -> ExecResult:
-        return await run("/bin/sh", "-c", script.replace("LIMIT", str(content // _BLOCK), 1))
+        # The limit first: what is undone names folders of the task, whatever they are called.
+        function = _FUNCTION.replace("LIMIT", str(content // _BLOCK)).replace("UNDO", undo)
+        return await run("/bin/sh", "-c", function + end)
 
     done = await look()
     if done.exit_code == 1:
