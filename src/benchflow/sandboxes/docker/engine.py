@@ -134,7 +134,7 @@ class Engine:
                 f"what answers at {self.host} is no docker engine: {' '.join(text.split())[:200]}",
                 fix="check DOCKER_HOST",
             )
-        newest, oldest = _version(said["ApiVersion"]), _version(said.get("MinAPIVersion") or "1.0")
+        newest, oldest = api_version(said["ApiVersion"]), api_version(said.get("MinAPIVersion") or "1.0")
         if newest < OLDEST_API:
             raise PrerequisiteError(
                 f"the docker engine at {self.host} is too old: {said.get('Version')} speaks API "
@@ -214,6 +214,15 @@ class Engine:
             except (aiohttp.ClientError, OSError) as error:
                 raise self.lost(error) from error
         return json.loads(text) if text.strip() else None
+
+    async def find(self, path: str) -> Any:
+        """What the engine says of a thing by its path; None when there is no such thing."""
+        try:
+            return await self.json("GET", path)
+        except EngineError as error:
+            if error.status == 404:
+                return None
+            raise
 
     async def remove(self, path: str) -> bool:
         """Remove a container (killed first, with its anonymous volumes), an image or a volume by
@@ -364,7 +373,8 @@ def _parameter(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
-def _version(text: str) -> tuple[int, int]:
+def api_version(text: str) -> tuple[int, int]:
+    """A version of the interface as numbers that compare; (0, 0) for words that are none."""
     major, _, minor = text.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 

@@ -29,6 +29,7 @@ from benchflow.sandboxes.buildlog import BuildLog
 from benchflow.sandboxes.context import signature
 from benchflow.sandboxes.docker.build import DISK_FULL, build, messages
 from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.labels import own_label, owner_of
 from benchflow.sandboxes.docker.loan import LOAN, Loan, lend_to, may_help
 from benchflow.sandboxes.docker.recipe import LABEL, Recipe, is_image_name, tar
 from benchflow.sandboxes.docker.registry import registry_auth
@@ -194,7 +195,7 @@ class Images:
         """Tell everybody on the engine that a build runs. One that was cut off leaves its mark,
         which says after its owner's death that half-made things may lie about."""
         name = f"benchflow-build-{os.urandom(6).hex()}"
-        labels = {_BUILDER: json.dumps(Owner.current().record()), "benchflow.tag": tag}
+        labels = {_BUILDER: own_label(), "benchflow.tag": tag}
         await self._engine.json("POST", "volumes/create", body={"Name": name, "Labels": labels})
         _running.add(name)
         try:
@@ -210,12 +211,7 @@ class Images:
     # -- images of others --------------------------------------------------------------
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
-        try:
-            return await self._engine.json("GET", f"images/{name}/json")
-        except EngineError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._engine.find(f"images/{name}/json")
 
     async def _offer(self, name: str, platform: str) -> None:
         """Raise unless the image is here, or its registry has it for this machine."""
@@ -288,11 +284,8 @@ class Images:
         """Remove the half-made images and build containers of builds whose process died, and
         cached steps of failed builds after a day. Nothing while anybody builds."""
         marks = await self._engine.json("GET", "volumes", params={"filters": {"label": [_BUILDER]}})
-        owners = {
-            mark["Name"]: Owner.parse(json.loads(mark["Labels"][_BUILDER])) for mark in marks["Volumes"] or []
-        }
-        me = Owner.current()
-        if any(name in _running if owner == me else owner.alive() for name, owner in owners.items()):
+        owners = {mark["Name"]: owner_of(mark["Labels"], _BUILDER) for mark in marks["Volumes"] or []}
+        if any(_builds(name, owner) for name, owner in owners.items()):
             return []
         age = older_than if owners else max(older_than, _STALE_SEC)
         who = ", ".join(sorted(str(owner) for owner in owners.values())) or "a build that failed"
@@ -325,6 +318,13 @@ class Images:
             if not tagged and _labels(item) <= {LABEL, _BASES, _LENT, LOAN}:
                 found.append(("image", f"images/{item['Id']}", item["Id"][7:19], item["Created"]))
         return found
+
+
+def _builds(mark: str, owner: Owner | None) -> bool:
+    """Whether the builder that set a mark may still be at it. One we cannot read is left alone."""
+    if owner == Owner.current():
+        return mark in _running
+    return owner is None or owner.alive()
 
 
 def _labels(item: Mapping[str, Any]) -> set[str]:

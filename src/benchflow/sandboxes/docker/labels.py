@@ -19,8 +19,12 @@ OWNER, HOME = "benchflow.owner", "benchflow.home"
 
 
 def labels(kind: str, home: Path, rollout: str = "", job: str = "") -> dict[str, str]:
-    owner = dumps(Owner.current().record()).decode()
-    return {KIND: kind, ROLLOUT: rollout, JOB: job, OWNER: owner, HOME: str(home)}
+    return {KIND: kind, ROLLOUT: rollout, JOB: job, OWNER: own_label(), HOME: str(home)}
+
+
+def own_label() -> str:
+    """This process, as the value of a label."""
+    return dumps(Owner.current().record()).decode()
 
 
 def ours(kind: str, home: Path) -> dict[str, Any]:
@@ -28,9 +32,9 @@ def ours(kind: str, home: Path) -> dict[str, Any]:
     return {"filters": {"label": [f"{KIND}={kind}", f"{HOME}={home}"]}}
 
 
-def owner_of(found: Mapping[str, str]) -> Owner | None:
+def owner_of(found: Mapping[str, str], label: str = OWNER) -> Owner | None:
     """None for a label that nobody of us has written."""
     try:
-        return Owner.parse(json.loads(found[OWNER]))
+        return Owner.parse(json.loads(found[label]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -15,7 +15,7 @@ class EngineLimits:
     """Before the engine has been asked (an empty ``info``), everything counts as enforced."""
 
     def __init__(self, info: Mapping[str, Any]) -> None:
-        self._lacks = {flag for flag, name in _CONTROLS.items() if info.get(name) is False}
+        self._can = {flag: info.get(name) is not False for flag, name in _CONTROLS.items()}
         self._cpus = info.get("NCPU")
         driver = str(info.get("Driver", ""))
         backing = dict(info.get("DriverStatus") or ()).get("Backing Filesystem")
@@ -32,7 +32,7 @@ class EngineLimits:
     def enforced(self, limits: Limits) -> dict[str, object]:
         """What of ``limits`` holds; None for what is not limited. An engine refuses more
         processors than it has."""
-        can = {flag: flag not in self._lacks for flag in _CONTROLS}
+        can = self._can
         cpus = limits.cpus and min(limits.cpus, float(self._cpus or limits.cpus))
         return {
             "memory_mb": limits.memory_mb if can["memory_limit"] else None,
@@ -42,7 +42,11 @@ class EngineLimits:
         }
 
     def capabilities(self) -> SandboxCapabilities:
-        why = {flag: "the kernel of the docker engine does not support it" for flag in self._lacks}
+        why = {
+            flag: "the kernel of the docker engine does not support it"
+            for flag, can in self._can.items()
+            if not can
+        }
         if not self._storage:
             why["storage_limit"] = f"the size of the writable layer is not limited: {self._why_no_storage}"
         why["services"] = "one container per sandbox: compose tasks are not run"
@@ -55,10 +59,8 @@ class EngineLimits:
             network_allowlist=True,
             network_open=True,
             multiple_users=True,
-            memory_limit="memory_limit" not in self._lacks,
-            cpu_limit="cpu_limit" not in self._lacks,
-            pids_limit="pids_limit" not in self._lacks,
             storage_limit=self._storage,
             writable_system=True,
             why=why,
+            **self._can,
         )

@@ -19,6 +19,7 @@ from benchflow.contracts.errors import ImageBuildError, TransferError
 from benchflow.contracts.sandbox import ImageSource
 from benchflow.kernel.storage import dumps
 from benchflow.sandboxes.context import BuildContext, Item
+from benchflow.sandboxes.docker.engine import api_version
 from benchflow.sandboxes.dockerfile import (
     LOCAL,
     Dialect,
@@ -92,7 +93,7 @@ class Recipe:
     def needs_buildkit(self, api: str) -> bool:
         """True when only BuildKit can build it. Raises ``ImageBuildError`` naming the line when
         the engine, which speaks version ``api`` of the interface, has none that can."""
-        version, wanted = _numbers(api), False
+        version, wanted = api_version(api), False
         for instruction in self.dockerfile.instructions:
             keyword = instruction.keyword
             flags = [name for name in instruction.flags if name in _NEED_BUILDKIT.get(keyword, ())]
@@ -117,7 +118,7 @@ class Recipe:
     @staticmethod
     def can_mount(api: str) -> bool:
         """Whether the engine's own BuildKit knows ``RUN --mount``: Docker 20.10 is the first."""
-        return _numbers(api) >= (1, 41)
+        return api_version(api) >= (1, 41)
 
     def context(self) -> BuildContext | None:
         """The files of the build, as they are now."""
@@ -180,11 +181,6 @@ def tar(context: BuildContext | None, dockerfile: bytes) -> Iterator[bytes]:
         if item.name and item.name != ".dockerignore":
             yield from _member(item)
     yield END
-
-
-def _numbers(api: str) -> tuple[int, int]:
-    major, _, minor = api.partition(".")
-    return int(major), int(minor)
 
 
 def is_image_name(name: str) -> bool:

@@ -67,13 +67,7 @@ class Volumes:
         self._names.clear()
 
     async def _complete(self, name: str) -> bool:
-        try:
-            await self._engine.json("GET", f"volumes/{name}{_COMPLETE}")
-        except EngineError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        return await self._engine.find(f"volumes/{name}{_COMPLETE}") is not None
 
     async def _create(self, name: str) -> None:
         await self._engine.json("POST", "volumes/create", body={"Name": name, "Labels": _MARKS})
