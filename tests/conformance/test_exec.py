@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from benchflow.contracts.errors import SandboxError
-from benchflow.contracts.sandbox import Sandbox
+from benchflow.contracts.sandbox import Limits, Sandbox
 
 Create = Callable[..., Awaitable[Sandbox]]
 Inside = Callable[[Sandbox, str], Awaitable[list[str]]]
@@ -298,3 +298,26 @@ async def test_an_unknown_service_is_an_error(sandbox: Sandbox) -> None:
         pytest.skip("this provider runs services")
     with pytest.raises(Exception, match="db"):
         await sandbox.exec("true", service="db")
+
+
+async def test_large_requests_arrive_whole(sandbox: Sandbox) -> None:
+    word = "é" * 40_000
+    result = await sandbox.exec(["sh", "-c", 'printf %s "$1$BIG" | wc -c', "sh", word], env={"BIG": word})
+    assert result.out.strip() == str(2 * len(word.encode()))
+
+
+async def test_a_sandbox_full_of_processes_can_be_cleaned(create: Create) -> None:
+    """C20: an agent that forks without end does not keep the verifier away."""
+    sandbox = await create(limits=Limits(pids=60, storage_mb=16))
+    if not sandbox.capabilities.pids_limit:
+        pytest.skip(sandbox.capabilities.why["pids_limit"])
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"
+    await sandbox.spawn(["python3", "-c", bomb], user="agent")
+    while True:
+        try:
+            await sandbox.exec(["true"])
+        except SandboxError:
+            break  # full
+    await sandbox.kill_processes(user="agent")
+    assert (await sandbox.exec("cat /proc/[0-9]*/comm")).out.count("python3") == 0
+    assert (await sandbox.exec(["echo", "clean"])).out == "clean\n"

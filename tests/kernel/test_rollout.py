@@ -231,12 +231,19 @@ async def test_a_fault_of_the_engine_is_data_with_evidence(rollout, tmp_path):
     assert "ZeroDivisionError" in (tmp_path / "r" / "engine-error.txt").read_text()
 
 
-async def test_cancellation_tears_down_and_writes_cancelled(rollout, tmp_path):
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_cancellation_tears_down_and_writes_cancelled(rollout, tmp_path, breaks):
+    """Also when the agent breaks because it is being cancelled."""
     started = asyncio.Event()
 
     async def hangs(sandbox, text):
         started.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if breaks:
+                raise AgentCrashError("its pipe was closed") from None
+            raise
 
     subject, agent = rollout(hangs)
     running = asyncio.create_task(subject.run())
@@ -485,22 +492,3 @@ async def test_an_agent_that_was_root_is_verified_apart_unless_asked(rollout, fi
     subject, _ = rollout(turn, **fields)
     result = await subject.run()
     assert (result.verify_mode, result.rewards) == (mode, {"reward": 0.5})
-
-
-async def test_what_breaks_while_being_cancelled_is_cancelled(rollout, tmp_path):
-    started = asyncio.Event()
-
-    async def breaks(sandbox, text):
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise AgentCrashError("its pipe was closed") from None
-
-    subject, _ = rollout(breaks)
-    running = asyncio.create_task(subject.run())
-    await started.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert read(tmp_path / "r", "result.json")["outcome"] == "cancelled"

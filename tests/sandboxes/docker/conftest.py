@@ -14,7 +14,7 @@ import pytest
 
 from benchflow.contracts.errors import PrerequisiteError
 from benchflow.contracts.sandbox import ImageSource, SandboxImage, SandboxSpec
-from benchflow.sandboxes.docker.engine import EngineError
+from benchflow.sandboxes.docker.engine import Engine, EngineError
 from benchflow.sandboxes.docker.provider import DockerProvider
 from benchflow.sandboxes.docker.sandbox import DockerSandbox
 
@@ -25,15 +25,24 @@ Built = Callable[..., Awaitable[SandboxImage]]
 
 
 @pytest.fixture
-async def provider(require: Callable[[object, str], None]) -> AsyncIterator[DockerProvider]:
-    made = DockerProvider()
+async def engine(require: Callable[[object, str], None]) -> AsyncIterator[Engine]:
+    made = Engine()
     try:
-        await made.preflight()
-        await made.engine.json("GET", f"images/{BASE}/json")
+        await made.connect()
+        await made.json("GET", f"images/{BASE}/json")
     except PrerequisiteError as error:
         require(False, str(error))
     except EngineError:
         require(False, f"the engine has no image {BASE} (scripts/base-image makes it)")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def provider(engine: Engine) -> AsyncIterator[DockerProvider]:
+    """``engine`` has shown that one can be made."""
+    made = DockerProvider()
+    await made.preflight()
     yield made
     await made.close()
 

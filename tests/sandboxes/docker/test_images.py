@@ -27,29 +27,13 @@ from benchflow.contracts.errors import (
     UsageError,
 )
 from benchflow.contracts.sandbox import ImageSource, SandboxImage
-from benchflow.sandboxes.docker.engine import Engine, EngineError
+from benchflow.sandboxes.docker.engine import Engine
 from benchflow.sandboxes.docker.images import Images
 from benchflow.sandboxes.docker.recipe import LABEL, Recipe, tar
 
 BASE = "debian:bookworm-slim"
 Make = Callable[..., ImageSource]
 Run = Callable[..., Awaitable[str]]
-
-
-@pytest.fixture
-async def engine(
-    require: Callable[[object, str], None], request: pytest.FixtureRequest
-) -> AsyncIterator[Engine]:
-    made = Engine()
-    try:
-        await made.connect()
-        await made.json("GET", f"images/{BASE}/json")
-    except PrerequisiteError as error:
-        require(False, str(error))
-    except EngineError:
-        require(False, f"the engine has no image {BASE} (scripts/base-image makes it)")
-    yield made
-    await made.close()
 
 
 @pytest.fixture
