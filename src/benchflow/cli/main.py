@@ -34,7 +34,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
 """Name on the command line: module under ``benchflow.cli`` and one line of help."""
 
 APART: dict[tuple[str, str], str] = {("eval", verb): "reading" for verb in ("list", "metrics")}
-"""Verbs whose module is not their resource's, so that they start without it."""
+"""Verbs that only read and print, in a module that starts without the rest of their resource."""
 
 
 def main() -> None:
@@ -103,12 +103,12 @@ def _call(name: str, rest: list[str]) -> int:
 
     from benchflow.contracts.errors import BenchflowError
 
-    module = APART.get((name, rest[0] if rest else ""), RESOURCES[name][0])
-    if module == "reading":
+    reading = APART.get((name, rest[0] if rest else ""))
+    if reading is not None:
         import gc
 
         gc.disable()  # a short process that drops nothing until it ends
-    app = importlib.import_module(f"benchflow.cli.{module}").app
+    app = importlib.import_module(f"benchflow.cli.{reading or RESOURCES[name][0]}").app
     try:
         code = app(args=rest, prog_name=f"bench {name}", standalone_mode=False)
     except BenchflowError as error:

@@ -143,7 +143,7 @@ class LiveSandbox(ABC):
         service: str,
     ) -> Request:
         if service != "main":
-            raise UsageError(f"this sandbox has no service {service!r}", fix="use --sandbox docker")
+            raise UsageError(f"this sandbox has no service {service!r}: {self.capabilities.why['services']}")
         low = {"PATH": PATH} if clean else {"PATH": PATH, **self.image.env}
         high = dict(env or {}) if clean else {**self._env, **(env or {})}
         return Request(as_argv(cmd), cwd or self.workdir, user, low, high, bare=clean)
